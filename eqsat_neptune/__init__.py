@@ -1,0 +1,1 @@
+"""A tensor compiler by equality saturation: plain array code in, provably equal fused kernels out."""

@@ -1,0 +1,67 @@
+"""Every error that a user can cause: one line that says what is wrong and what would work."""
+from __future__ import annotations
+
+
+class EqsatError(Exception):
+    """Base of all errors.  `hint` is the remedy; `where` is "file:line" in the user's function, if it has one."""
+
+    def __init__(self, message: str, hint: str | None = None, where: str | None = None):
+        self.message, self.hint, self.where = message, hint, where
+        text = f"{where}: {message}" if where else message
+        super().__init__(f"{text} ({hint})" if hint else text)
+
+
+class TraceError(EqsatError):
+    """The user's function does something that a traced tensor cannot do."""
+
+
+class ShapeError(TraceError):
+    """Shapes or axes do not fit together."""
+
+
+class DtypeError(TraceError):
+    """A dtype is unknown or does not fit the operation."""
+
+
+class InputError(EqsatError):
+    """The arrays given to a compiled kernel (or to `evaluate`) do not match its specs."""
+
+
+class TargetError(EqsatError):
+    """The target string is unknown."""
+
+
+class RuleError(EqsatError):
+    """A rewrite rule's declaration is malformed."""
+
+
+class PlanError(EqsatError):
+    """No plan could be found (for example under a memory limit)."""
+
+
+class CompilerError(EqsatError):
+    """Base of what the device compiler can raise."""
+
+
+class CompilerNotFound(CompilerError):
+    """No compiler for the target was found."""
+
+
+class CompilationError(CompilerError):
+    """The device compiler rejected the source; its log is part of the message."""
+
+
+class DeviceError(EqsatError):
+    """Base of what the driver or the device can raise."""
+
+
+class DriverNotFound(DeviceError):
+    """There is no driver, no device, or no PyCUDA."""
+
+
+class WrongDevice(DeviceError):
+    """Data lies on another device than the kernel runs on."""
+
+
+class SavedKernelError(EqsatError):
+    """A saved kernel cannot be read by this version."""
