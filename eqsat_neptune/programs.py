@@ -1,8 +1,8 @@
 """A library of textbook programs: what the tests, the benches and the notebooks compile.
 
 Each program is ordinary array-API code, written the way a textbook writes it: nothing fused, no online form, the
-division where the formula has it. ``CASES`` maps a name to a :class:`Case`, which knows the shapes at a ``"small"`` size
-(odd and ragged, for tests) and at the ``"full"`` size (the one to be judged on), and draws inputs for them::
+division where the formula has it. ``CASES`` maps a name to a :class:`Case`, which knows the shapes at a ``"small"``
+size (odd and ragged, for tests) and at the ``"full"`` size (the one to be judged on), and draws inputs for them::
 
     case = CASES["prefill_causal"]
     program = en.trace(case.function("full"), *case.specs("full", n=8192))
