@@ -1,4 +1,5 @@
 """Every error that a user can cause: one line that says what is wrong and what would work."""
+
 from __future__ import annotations
 
 

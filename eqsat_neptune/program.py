@@ -1,4 +1,5 @@
 """Programs: what tracing produces and everything later consumes."""
+
 from __future__ import annotations
 
 import math
@@ -10,8 +11,21 @@ from .terms import Affine, Index, Term, make, rewrite
 
 # dtype → bytes of an element
 DTYPES: dict[str, int] = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -19,7 +33,7 @@ FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_
 def dtype_name(dtype: object) -> str:
     """The canonical name of a dtype given as a string, a NumPy / ml_dtypes dtype or type, or a framework's dtype object."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    name = str(name).rpartition(".")[2]                     # "torch.bfloat16" → "bfloat16"
+    name = str(name).rpartition(".")[2]  # "torch.bfloat16" → "bfloat16"
     name = {"bool_": "bool", "half": "float16", "float": "float32", "double": "float64"}.get(name, name)
     if name not in DTYPES:
         raise DtypeError(f"unknown dtype {dtype!r}", f"known: {', '.join(DTYPES)}")
@@ -30,6 +44,7 @@ def dtype_name(dtype: object) -> str:
 class TensorSpec:
     """Shape and dtype of an input.  An extent is an int ≥ 0, or a string naming a dynamic extent.  `range` = (lo, hi) declares
     bounds that every value keeps; the compiler may rely on them."""
+
     shape: tuple[int | str, ...]
     dtype: str = "float32"
     range: tuple[float, float] | None = field(default=None, kw_only=True)
@@ -56,6 +71,7 @@ class TensorSpec:
 @dataclass(frozen=True)
 class Input:
     """An array parameter.  Terms read it by op "input", with an affine index for each dimension."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -69,6 +85,7 @@ class Output:
     Each dimension is a tuple of axes, row-major (a merged dimension has several, a dimension of extent 1 none); an axis that
     the term does not depend on is a broadcast.
     """
+
     term: Term
     dims: tuple[tuple[str, ...], ...]
     shape: tuple[int, ...]
@@ -93,11 +110,12 @@ class Program:
     `axes` gives the extent of each (whole) axis; axes of extent 1 do not occur.  Inputs are in the order of the function's
     parameters.  Names of axes are made while tracing, in an order that depends on the program alone.
     """
+
     name: str
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     axes: dict[str, int]
-    structured: bool = False                # outputs were returned as a tuple (even if there is one)
+    structured: bool = False  # outputs were returned as a tuple (even if there is one)
 
     def input(self, name: str) -> Input:
         return next(i for i in self.inputs if i.name == name)
@@ -119,19 +137,21 @@ class Program:
         def f(t: Term, args: tuple[Term, ...]) -> Term | None:
             match t.op:
                 case "input":
-                    return make("input", (inputs.get(t.attr[0], t.attr[0]), tuple(map(affine, t.attr[1]))))   # type: ignore[index]
+                    return make("input", (inputs.get(t.attr[0], t.attr[0]), tuple(map(affine, t.attr[1]))))  # type: ignore[index]
                 case "iota":
-                    return make("iota", ax[t.attr])                                                           # type: ignore[index]
+                    return make("iota", ax[t.attr])  # type: ignore[index]
                 case "red":
-                    return make("red", (t.attr[0], ax[t.attr[1]]), args)                                      # type: ignore[index]
+                    return make("red", (t.attr[0], ax[t.attr[1]]), args)  # type: ignore[index]
                 case "view":
-                    return make("view", tuple((ax[a], affine(i)) for a, i in t.attr), args)                   # type: ignore[attr-defined]
+                    return make("view", tuple((ax[a], affine(i)) for a, i in t.attr), args)  # type: ignore[attr-defined]
                 case "gather":
-                    return make("gather", ax[t.attr], args)                                                   # type: ignore[index]
+                    return make("gather", ax[t.attr], args)  # type: ignore[index]
             return None
 
         terms = rewrite([o.term for o in self.outputs], f)
-        outs = tuple(Output(t, tuple(tuple(ax[a] for a in d) for d in o.dims), o.shape, o.dtype) for t, o in zip(terms, self.outputs))
+        outs = tuple(
+            Output(t, tuple(tuple(ax[a] for a in d) for d in o.dims), o.shape, o.dtype) for t, o in zip(terms, self.outputs)
+        )
         ins = tuple(Input(inputs.get(i.name, i.name), i.shape, i.dtype, i.range) for i in self.inputs)
         return Program(self.name, ins, outs, {ax[a]: n for a, n in self.axes.items()}, self.structured)
 

@@ -22,6 +22,7 @@ A read through an index that leaves the array (a `where` may guard it) gives 0; 
 Terms compare and hash by identity: equal terms are the same object.  Order of arguments is kept (a+b is not b+a here:
 the e-graph identifies them), so that a program means the same text in every process.
 """
+
 from __future__ import annotations
 
 import math
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 # ------------------------------------------------------------------ axes
+
 
 def outer(axis: str) -> str:
     return axis + ".o"
@@ -72,7 +74,7 @@ def without(axes: frozenset[str], axis: str) -> frozenset[str]:
     for a in axes:
         if axis.startswith(a + "."):
             out.discard(a)
-            for step in axis[len(a) + 1:].split("."):
+            for step in axis[len(a) + 1 :].split("."):
                 out.add(a + (".i" if step == "o" else ".o"))
                 a += "." + step
     return normalise(out)
@@ -86,6 +88,7 @@ def depends(axes: frozenset[str], axis: str) -> bool:
 @dataclass(frozen=True)
 class Affine:
     """const + Σ coefficient·axis: the index into one dimension of an array."""
+
     const: int = 0
     terms: tuple[tuple[str, int], ...] = ()
 
@@ -123,22 +126,72 @@ Index = tuple[Affine, ...]
 
 # ------------------------------------------------------------------ scalar functions (their NumPy meaning is in reference.py)
 
-UNARY = ("neg", "recip", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "abs", "sign", "floor", "ceil",
-         "round", "trunc", "tanh", "sinh", "cosh", "sin", "cos", "tan", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf",
-         "not", "isnan", "isinf", "isfinite")
-BINARY = ("max", "min", "lt", "le", "eq", "ne", "and", "or", "pow", "floordiv", "mod", "atan2", "hypot", "copysign", "xor")
+UNARY = (
+    "neg",
+    "recip",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sqrt",
+    "rsqrt",
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "tanh",
+    "sinh",
+    "cosh",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "not",
+    "isnan",
+    "isinf",
+    "isfinite",
+)
+BINARY = (
+    "max",
+    "min",
+    "lt",
+    "le",
+    "eq",
+    "ne",
+    "and",
+    "or",
+    "pow",
+    "floordiv",
+    "mod",
+    "atan2",
+    "hypot",
+    "copysign",
+    "xor",
+)
 PREDICATES = frozenset({"lt", "le", "eq", "ne", "and", "or", "xor", "not", "isnan", "isinf", "isfinite"})
-REDUCTIONS: dict[str, float] = {"+": 0.0, "*": 1.0, "max": -math.inf, "min": math.inf}     # operator → its identity
+REDUCTIONS: dict[str, float] = {"+": 0.0, "*": 1.0, "max": -math.inf, "min": math.inf}  # operator → its identity
 
 
 # ------------------------------------------------------------------ terms
+
 
 class Term:
     __slots__ = ("__weakref__", "args", "attr", "free", "op")
     op: str
     attr: object
     args: tuple[Term, ...]
-    free: frozenset[str]            # free axes, in coarsest form
+    free: frozenset[str]  # free axes, in coarsest form
 
     def __repr__(self) -> str:
         return show(self)
@@ -157,7 +210,7 @@ _LOCK = threading.Lock()
 def make(op: str, attr: object = None, args: Iterable[Term] = ()) -> Term:
     """The term with this operator, attribute and arguments."""
     args = tuple(args)
-    key = (op, attr.hex() if op == "num" else attr, args)     # type: ignore[attr-defined]   # -0.0 and 0.0 are two constants
+    key = (op, attr.hex() if op == "num" else attr, args)  # type: ignore[attr-defined]   # -0.0 and 0.0 are two constants
     with _LOCK:
         t = _TABLE.get(key)
         if t is None:
@@ -171,15 +224,15 @@ def _free(op: str, attr: object, args: tuple[Term, ...]) -> frozenset[str]:
     below = normalise(frozenset().union(*[a.free for a in args]))
     match op:
         case "input":
-            return normalise(a for ix in attr[1] for a in ix.axes)              # type: ignore[index]
+            return normalise(a for ix in attr[1] for a in ix.axes)  # type: ignore[index]
         case "iota":
-            return frozenset([attr])                                            # type: ignore[list-item]
+            return frozenset([attr])  # type: ignore[list-item]
         case "red" | "fold":
-            return without(below, attr[-1])                                     # type: ignore[index]
+            return without(below, attr[-1])  # type: ignore[index]
         case "view":
-            return view_free(below, attr)                                       # type: ignore[arg-type]
+            return view_free(below, attr)  # type: ignore[arg-type]
         case "gather":
-            return normalise(without(args[0].free, attr) | args[1].free)        # type: ignore[arg-type]
+            return normalise(without(args[0].free, attr) | args[1].free)  # type: ignore[arg-type]
     return below
 
 
@@ -220,8 +273,8 @@ def nary(op: str, xs: Iterable[Term], flatten: bool = False) -> Term:
     c, rest = unit, []
     for x in xs:
         for y in x.args if flatten and x.op == op else (x,):
-            if y.op == "num" and math.isfinite(y.attr):                         # type: ignore[arg-type]
-                c = c + y.attr if op == "add" else c * y.attr                   # type: ignore[operator]
+            if y.op == "num" and math.isfinite(y.attr):  # type: ignore[arg-type]
+                c = c + y.attr if op == "add" else c * y.attr  # type: ignore[operator]
             else:
                 rest.append(y)
     if c != unit or not rest:
@@ -250,7 +303,7 @@ def un(f: str, x: Term | float) -> Term:
     if f == "neg":
         return neg(x)
     if f == "recip" and x.op == "num" and x.attr != 0:
-        return num(1.0 / x.attr)                                                # type: ignore[operator]
+        return num(1.0 / x.attr)  # type: ignore[operator]
     return make("un", f, (x,))
 
 
@@ -288,6 +341,7 @@ def is_num(t: Term, v: float | None = None) -> bool:
 
 # ------------------------------------------------------------------ walking
 
+
 def postorder(roots: Iterable[Term]) -> Iterator[Term]:
     """Every term below the roots once, arguments first.  Iterative: programs may be thousands of nodes deep."""
     seen: set[Term] = set()
@@ -320,10 +374,11 @@ def substitute(t: Term, m: dict[Term, Term]) -> Term:
 
 
 def variables(t: Term) -> list[str]:
-    return [x.attr for x in postorder([t]) if x.op == "var"]                    # type: ignore[misc]
+    return [x.attr for x in postorder([t]) if x.op == "var"]  # type: ignore[misc]
 
 
 # ------------------------------------------------------------------ folds: joint monoids with derived merges
+
 
 @dataclass(frozen=True)
 class Monoid:
@@ -335,6 +390,7 @@ class Monoid:
     has the variables r0… (old pivots) and R0… (new pivots).  A side whose max/min pivot is the identity (−inf, inf) is empty
     and contributes 0, never NaN.
     """
+
     pivots: tuple[str | tuple, ...]
     coef: tuple[tuple[tuple[int, Term], ...], ...]
 
@@ -390,7 +446,7 @@ def show(t: Term, depth: int = 12) -> str:
         case "num":
             return f"{t.attr:.6g}"
         case "input":
-            name, index = t.attr                                                # type: ignore[misc]
+            name, index = t.attr  # type: ignore[misc]
             return f"{name}[{', '.join(map(str, index))}]" if index else name
         case "iota":
             return f"#{t.attr}"
@@ -407,13 +463,13 @@ def show(t: Term, depth: int = 12) -> str:
         case "where":
             return f"where({', '.join(a)})"
         case "red":
-            op, axis = t.attr                                                   # type: ignore[misc]
+            op, axis = t.attr  # type: ignore[misc]
             return f"{_REDUCE_SIGN[op]}[{axis}] {a[0]}"
         case "fold":
-            h, c, axis = t.attr                                                 # type: ignore[misc]
+            h, c, axis = t.attr  # type: ignore[misc]
             return f"fold[{axis}].{c}⟨{'|'.join(str(p if isinstance(p, str) else p[0]) for p in h.pivots)}⟩({', '.join(a)})"
         case "view":
-            return f"{a[0]}{{{', '.join(f'{x}→{i}' for x, i in t.attr)}}}"      # type: ignore[attr-defined]
+            return f"{a[0]}{{{', '.join(f'{x}→{i}' for x, i in t.attr)}}}"  # type: ignore[attr-defined]
         case "gather":
             return f"{a[0]}[{t.attr}={a[1]}]"
     return f"{t.op}({', '.join(a)})"

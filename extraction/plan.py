@@ -13,6 +13,7 @@ A split reduction is no role: its partial results depend on "k.o", which lies on
 streamed there; the second kernel reduces over "k.o".  Extents of such parts are in the kernel's `axes`; the block is
 `extent of k.i`, and elements with k.o·block + k.i ≥ extent of k do not exist (they count as the identity of any reduction).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from ..terms import Index, Term
 @dataclass(frozen=True)
 class Buffer:
     """Something in memory.  kind: "input", "output" or "temp".  A temp's dimensions are single axes in the order of `axes`."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -38,6 +40,7 @@ class Buffer:
 @dataclass(frozen=True)
 class Axis:
     """extent: elements in all; tile: elements a block holds at once; role: "grid", "loop" or "whole" (then tile = extent)."""
+
     extent: int
     tile: int
     role: str
@@ -50,6 +53,7 @@ class Axis:
 @dataclass(frozen=True)
 class Store:
     """Write `term` to buffer[index].  Axes in the index that the term lacks are broadcast."""
+
     buffer: str
     term: Term
     index: Index
@@ -58,6 +62,7 @@ class Store:
 @dataclass(frozen=True)
 class Cost:
     """Predicted seconds, and seconds by resource ("tensor", "fp32", "sfu", "l2", "dram", "launch", …); bound: the dearest."""
+
     seconds: float
     parts: dict[str, float] = field(default_factory=dict)
     bound: str = ""
@@ -68,6 +73,7 @@ class Cost:
 class Kernel:
     """One launch.  `extents` has every axis that occurs, whole axes beside their parts; `axes` those that the kernel walks.
     `choices` are the schedule choices beyond roles and tiles (warps, stages, pivot …), by name: data that backends read."""
+
     name: str
     stores: tuple[Store, ...]
     axes: dict[str, Axis]
@@ -76,15 +82,20 @@ class Kernel:
     cost: Cost | None = None
 
     def __str__(self) -> str:
-        ax = ", ".join(f"{a} {x.extent}" + (f"/{x.tile}" if x.tile != x.extent else "") + f" {x.role}" for a, x in self.axes.items())
+        ax = ", ".join(
+            f"{a} {x.extent}" + (f"/{x.tile}" if x.tile != x.extent else "") + f" {x.role}" for a, x in self.axes.items()
+        )
         c = f"  {self.cost.seconds * 1e6:.1f} µs, {self.cost.bound}" if self.cost else ""
         ch = "".join(f", {k}={v}" for k, v in self.choices.items())
-        return f"{self.name}: {ax}{ch}{c}\n" + "\n".join(f"    {s.buffer}[{', '.join(map(str, s.index))}] = {s.term}" for s in self.stores)
+        return f"{self.name}: {ax}{ch}{c}\n" + "\n".join(
+            f"    {s.buffer}[{', '.join(map(str, s.index))}] = {s.term}" for s in self.stores
+        )
 
 
 @dataclass(frozen=True)
 class Plan:
     """Kernels in the order in which they run, and every buffer they read or write."""
+
     kernels: tuple[Kernel, ...]
     buffers: dict[str, Buffer]
     compute_dtype: str = "float32"

@@ -1,0 +1,804 @@
+"""Kernel → tile program: the one place where loops are made.
+
+Placement.  A value lives in the shortest prefix of the current loop nest whose axes cover the loop axes that it depends on.  A reduction over a
+loop axis runs in the loop (axis, depth) at its place, where depth = 1 + the deepest loop at that place whose result it needs;
+reductions (and streamed stores) with equal keys share one loop.  So two dependent reductions over one axis make two loops,
+and one fold makes one.
+
+Folds become explicit state.  Pivots advance first, then each linear component:  xᵢ ← Σⱼ Aᵢⱼ(r, R)·xⱼ + Σ_tile Σⱼ Aᵢⱼ(m, R)·sⱼ
+with r the old pivots, R the new ones, m and s the tile's singletons (the merge of `Monoid` with the tile absorbed at the
+merged pivot).  Where a max or min pivot is at its identity the coefficient counts as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .. import terms as T
+from ..extraction.plan import Buffer, Kernel
+from ..terms import Affine, Monoid, Term
+from .tile import Carry, Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands
+
+Path = tuple[tuple[str, int], ...]  # loops from the outside in: (axis, depth)
+IDENTITY = T.REDUCTIONS
+
+
+class LoweringError(Exception):
+    """The kernel's roles do not fit its terms (a reduction over a grid axis, an axis without a role): extraction must not ask."""
+
+
+def lower(kernel: Kernel, buffers: dict[str, Buffer], compute_dtype: str = "float32") -> TileProgram:
+    """The tile program of a kernel.  Its structure depends on the roles of the axes, not on extents or tiles."""
+    return _Lowering(kernel, buffers, compute_dtype).run()
+
+
+# ------------------------------------------------------------------ affine predicates
+
+
+def affine_of(t: Term) -> Affine | None:
+    """The term as an affine expression of positions with integer coefficients, if it is one."""
+    match t.op:
+        case "num":
+            return Affine(int(t.attr)) if float(t.attr).is_integer() else None  # type: ignore[arg-type,call-overload]
+        case "iota":
+            return T.axis_index(t.attr)  # type: ignore[arg-type]
+        case "add":
+            out = Affine()
+            for a in t.args:
+                x = affine_of(a)
+                if x is None:
+                    return None
+                out = out.plus(x)
+            return out
+        case "mul":
+            parts = [affine_of(a) for a in t.args]
+            if any(p is None for p in parts):
+                return None
+            moving = [p for p in parts if p.terms]  # type: ignore[union-attr]
+            scale = math.prod(p.const for p in parts if not p.terms)  # type: ignore[union-attr]
+            return Affine().plus(moving[0] if moving else Affine(1), scale) if len(moving) <= 1 else None
+        case "un" if t.attr == "neg":
+            x = affine_of(t.args[0])
+            return x and Affine().plus(x, -1)
+    return None
+
+
+def constraints_of(c: Term) -> tuple[Affine, ...] | None:
+    """The predicate as a conjunction of affine expressions that are ≥ 0, if it is one."""
+    if (c.op == "bi" and c.attr == "and") or c.op == "mul":
+        parts = [constraints_of(a) for a in c.args]
+        return None if any(p is None for p in parts) else tuple(dict.fromkeys(x for p in parts for x in p))  # type: ignore[union-attr]
+    if c.op == "un" and c.attr == "not" and c.args[0].op == "bi" and c.args[0].attr in ("lt", "le"):
+        n = c.args[0]
+        return constraints_of(T.bi("le" if n.attr == "lt" else "lt", n.args[1], n.args[0]))
+    if c.op == "bi" and c.attr in ("lt", "le", "eq"):
+        a, b = map(affine_of, c.args)
+        if a is None or b is None:
+            return None
+        up = b.plus(a, -1)
+        return {"le": (up,), "lt": (up.plus(Affine(-1)),), "eq": (up, a.plus(b, -1))}[str(c.attr)]
+    return None
+
+
+def _known(c: Term) -> frozenset[Affine]:
+    """Constraints that hold wherever the predicate does (not necessarily all of it)."""
+    if (c.op == "bi" and c.attr == "and") or c.op == "mul":
+        return frozenset().union(*map(_known, c.args))
+    return frozenset(constraints_of(c) or ())
+
+
+_KEEPS_ZERO = frozenset(
+    {
+        "neg",
+        "tanh",
+        "sin",
+        "sinh",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "tan",
+        "abs",
+        "sqrt",
+        "sign",
+        "erf",
+        "expm1",
+        "log1p",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+    }
+)
+
+
+def vanishing(t: Term, to: float, memo: dict | None = None) -> frozenset[Affine]:
+    """Constraints each of which, where it is negative, makes `t` equal to `to` (0, −inf or inf).  A factor 0 wins over what it multiplies."""
+    memo = {} if memo is None else memo
+    key = (t, to)
+    if key not in memo:
+        memo[key] = frozenset()
+        memo[key] = _vanishing(t, to, memo)
+    return memo[key]
+
+
+def _vanishing(t: Term, to: float, memo: dict) -> frozenset[Affine]:
+    def all_of(args: Iterable[Term], to: float) -> frozenset[Affine]:
+        sets = [vanishing(a, to, memo) for a in args]
+        return frozenset.intersection(*sets) if sets else frozenset()
+
+    match t.op, t.attr:
+        case "where", _:
+            c, x, y = t.args
+            hit = vanishing(x, to, memo)
+            return hit | _known(c) if T.is_num(y, to) else hit & vanishing(y, to, memo)
+        case "add", _:
+            return all_of(t.args, 0.0) if to == 0 else frozenset().union(*(vanishing(a, to, memo) for a in t.args))
+        case "mul", _:
+            if to == 0:
+                return frozenset().union(*(vanishing(a, 0.0, memo) for a in t.args))
+            scale = [a.attr for a in t.args if a.op == "num"]
+            rest = [a for a in t.args if a.op != "num"]
+            if len(rest) == 1 and scale and all(scale):
+                return vanishing(rest[0], to if math.prod(scale) > 0 else -to, memo)  # type: ignore[arg-type]
+            return frozenset()
+        case "un", ("exp" | "exp2"):
+            return vanishing(t.args[0], -math.inf, memo) if to == 0 else frozenset()
+        case "un", "log":
+            return vanishing(t.args[0], 0.0, memo) if to == -math.inf else frozenset()
+        case "un", f if to == 0 and f in _KEEPS_ZERO:
+            return vanishing(t.args[0], 0.0, memo)
+        case "bi", "and" if to == 0:
+            return _known(t)
+        case "bi", ("lt" | "le" | "eq") if to == 0:
+            return _known(t)
+        case "bi", ("max" | "min"):
+            return all_of(t.args, to)
+        case "red", (op, axis) if to == IDENTITY[op]:  # type: ignore[misc]
+            return frozenset(
+                c for c in vanishing(t.args[0], to, memo) if not any(T.depends(frozenset([a]), axis) for a in c.axes)
+            )
+    return frozenset()
+
+
+# ------------------------------------------------------------------ lowering
+
+
+class _Lowering:
+    def __init__(self, kernel: Kernel, buffers: dict[str, Buffer], compute_dtype: str):
+        self.k, self.buffers, self.dtype = kernel, buffers, compute_dtype
+        self.streamed = frozenset(a for a, x in kernel.axes.items() if x.role == "loop")
+        self.axes_memo: dict[frozenset[str], frozenset[str]] = {}
+        self.below_memo: dict[Term, dict[Term, int]] = {}
+        self.members: dict[Path, dict[object, None]] = {}  # loop → reductions, stores and inner store loops, in order
+        self.blocks: dict[Path, list[Stmt]] = {(): []}
+        self.values: dict[tuple[object, Path], Value] = {}
+        self.made: set[Path] = set()
+        self.count = 0
+        self.vanish_memo: dict = {}
+        self.reads: dict[str, None] = {}
+
+    # ---- axes
+    def walked(self, axis: str) -> frozenset[str]:
+        """An axis in terms of those that the kernel walks."""
+        if axis in self.k.axes:
+            return frozenset([axis])
+        parts = [a for a in self.k.axes if a.startswith(axis + ".")]
+        if not parts:
+            raise LoweringError(f"axis {axis} has no role in {self.k.name}")
+        return frozenset(parts)
+
+    def axes(self, free: frozenset[str]) -> frozenset[str]:
+        if free not in self.axes_memo:
+            self.axes_memo[free] = frozenset().union(*map(self.walked, free))
+        return self.axes_memo[free]
+
+    def position(self, axis: str) -> Affine:
+        """The position along a whole axis, from those of the parts that the kernel walks."""
+        if axis in self.k.axes:
+            return T.axis_index(axis)
+        o, i = T.outer(axis), T.inner(axis)
+        return Affine().plus(self.position(o), self.k.extents[i]).plus(self.position(i))
+
+    def globally(self, ix: Affine) -> Affine:
+        return ix.substitute({a: self.position(a) for a in ix.axes})
+
+    def limits(self) -> dict[str, Affine]:
+        out = {}
+        for a, x in self.k.axes.items():
+            if a.endswith(".i"):
+                whole = a[:-2]
+                if T.outer(whole) not in self.k.axes:
+                    raise LoweringError(f"{a} without {T.outer(whole)} in {self.k.name}")
+                if self.k.extents[T.outer(whole)] * x.extent != self.k.extents[whole] or x.extent % x.tile:
+                    out[a] = Affine(self.k.extents[whole] - 1).plus(self.position(whole), -1)
+                if x.extent % x.tile:  # a tile must not run into the next block either
+                    out[a + "|"] = Affine(x.extent - 1).plus(T.axis_index(a), -1)
+            elif x.extent % x.tile:
+                out[a] = Affine(x.extent - 1).plus(T.axis_index(a), -1)
+        for a in list(out):
+            if a.endswith("|"):
+                raise LoweringError(f"the tile of {a[:-1]} must divide its extent")
+        return out
+
+    # ---- where things live
+    def place(self, free: frozenset[str], ctx: Path) -> Path:
+        want = self.axes(free) & self.streamed
+        for n in range(len(ctx) + 1):
+            if want <= {a for a, _ in ctx[:n]}:
+                return ctx[:n]
+        raise LoweringError(f"a value over {sorted(want)} is needed outside its loops in {self.k.name}")
+
+    def below(self, t: Term) -> dict[Term, int]:
+        """Reductions over loop axes at or below t, with their depths."""
+        for x in T.postorder([t]):
+            if x in self.below_memo:
+                continue
+            out: dict[Term, int] = {}
+            for a in self.operands(x):
+                out.update(self.below_memo[a] if a in self.below_memo else self.below(a))
+            if self.is_streamed(x):
+                out[x] = 1 + self.deepest(out, self.axes(x.free) & self.streamed)
+            self.below_memo[x] = out
+        return self.below_memo[t]
+
+    def deepest(self, below: dict[Term, int], scope: frozenset[str]) -> int:
+        return max((d for r, d in below.items() if self.axes(r.free) & self.streamed <= scope), default=0)
+
+    def is_streamed(self, t: Term) -> bool:
+        if t.op not in ("red", "fold"):
+            return False
+        axis: str = t.attr[-1]  # type: ignore[index]
+        role = self.k.axes[axis].role if axis in self.k.axes else None
+        if role in (None, "grid"):
+            raise LoweringError(f"{self.k.name} reduces over {axis}, which {'is on its grid' if role else 'it does not walk'}")
+        return role == "loop"
+
+    def operands(self, t: Term) -> tuple[Term, ...]:
+        """Arguments that are evaluated: a fold carries only what its component needs."""
+        if t.op == "fold":
+            h, comp, _ = t.attr  # type: ignore[misc]
+            ps, xs = fold_needs(h, comp, t.args)
+            n = len(h.pivots)
+            return tuple(
+                dict.fromkeys(
+                    [t.args[p] for p in ps if p < n and not is_fn(h.pivots[p])]
+                    + [t.args[n + j] for j in xs]
+                    + [t.args[p] for p in ps if is_fn(h.pivots[p])]
+                )
+            )
+        if t.op == "gather":
+            return t.args[1:]
+        return t.args
+
+    def collect(self, t: Term, ctx: Path) -> None:
+        """Register every loop that the value needs."""
+        seen: set[tuple[Term, Path]] = set()
+        stack = [(t, ctx)]
+        while stack:
+            t, ctx = stack.pop()
+            p = self.place(t.free, ctx)
+            if (t, p) in seen:
+                continue
+            seen.add((t, p))
+            here = p
+            if self.is_streamed(t):
+                here = (*p, (t.attr[-1], self.below(t)[t]))  # type: ignore[index]
+                self.members.setdefault(here, {})[t] = None
+            stack.extend((a, here) for a in reversed(self.operands(t)))
+
+    # ---- emission
+    def run(self) -> TileProgram:
+        top: list[object] = []
+        for s in self.k.stores:
+            streamed = self.axes(frozenset(a for ix in s.index for a in ix.axes) | s.term.free) & self.streamed
+            depth = 1 + max((d for r, d in self.below(s.term).items() if not self.axes(r.free) & self.streamed), default=0)
+            ctx = tuple((a, depth) for a in self.k.axes if a in streamed)
+            for n in range(1, len(ctx)):
+                self.members.setdefault(ctx[:n], {})[ctx[: n + 1]] = None
+            if ctx:
+                self.members.setdefault(ctx, {})[s] = None
+            top.append(ctx[:1] if ctx else s)
+            self.collect(s.term, ctx)
+        for m in top:
+            self.member(m, ())
+        bufs = self.buffers
+        return TileProgram(
+            self.k.name,
+            dict(self.k.axes),
+            dict(self.k.extents),
+            self.limits(),
+            live(self.blocks[()], set()),
+            tuple(bufs[b] for b in self.reads),
+            tuple(bufs[b] for b in dict.fromkeys(s.buffer for s in self.k.stores)),
+            self.dtype,
+            dict(self.k.choices),
+        )
+
+    def member(self, m: object, here: Path) -> None:
+        if isinstance(m, tuple):
+            self.loop(m)
+        else:
+            value = self.value(m.term, here)  # type: ignore[attr-defined]
+            self.blocks[here].append(Store(m.buffer, tuple(map(self.globally, m.index)), value))  # type: ignore[attr-defined]
+
+    def new(self, axes: Iterable[str], predicate: bool = False) -> Value:
+        self.count += 1
+        return Value(self.count, tuple(sorted(axes)), predicate)
+
+    def value(self, t: Term, ctx: Path) -> Value:
+        p = self.place(t.free, ctx)
+        if (t, p) not in self.values:
+            if self.is_streamed(t):
+                self.loop((*p, (t.attr[-1], self.below(t)[t])))  # type: ignore[index]
+            else:
+                self.values[t, p] = self.compute(t, p)
+        return self.values[t, p]
+
+    def emit(self, p: Path, stmt: Stmt) -> Value:
+        self.blocks[p].append(stmt)
+        return stmt.out  # type: ignore[union-attr]
+
+    def const(self, v: float, p: Path = ()) -> Value:
+        key = (("const", v.hex()), ())
+        if key not in self.values:
+            self.values[key] = self.new(())
+            self.blocks[()].insert(0, Const(self.values[key], v))
+        return self.values[key]
+
+    def map(self, p: Path, fn: str, args: Iterable[Value], role: str = "") -> Value:
+        args = tuple(args)
+        axes = frozenset().union(*[a.axes for a in args])
+        return self.emit(p, Map(self.new(axes, fn in T.PREDICATES), fn, args, role))
+
+    def compute(self, t: Term, p: Path) -> Value:
+        match t.op:
+            case "num":
+                return self.const(t.attr)  # type: ignore[arg-type]
+            case "input":
+                name, index = t.attr  # type: ignore[misc]
+                self.reads[name] = None
+                return self.emit(p, Load(self.new(self.axes(t.free)), name, tuple(map(self.globally, index))))
+            case "iota":
+                return self.emit(p, Iota(self.new(self.axes(t.free)), self.globally(T.axis_index(t.attr))))  # type: ignore[arg-type]
+            case "gather":
+                return self.gather(t, p)
+            case "red" | "fold":
+                return self.reduction(t, p, None)
+            case "view":
+                raise LoweringError("a view reaches lowering: extraction reads it from a buffer")
+        cs = constraints_of(t) if t.op in ("bi", "un", "mul") else None
+        if cs is not None and t.free:
+            return self.emit(p, Mask(self.new(self.axes(t.free), True), tuple(map(self.globally, cs))))
+        if t.op == "add":  # a + (−1)·b is a subtraction
+            minus = [negated(a) for a in t.args]
+            plus = [a for a, m in zip(t.args, minus) if m is None]
+            less = [m for m in minus if m is not None]
+            if plus and less:
+                left, right = (self.sum_of(xs, p) for xs in (plus, less))
+                return self.map(p, "sub", (left, right))
+        fn = str(t.attr) if t.op in ("un", "bi") else t.op
+        return self.map(p, fn, [self.value(a, p) for a in t.args])
+
+    def sum_of(self, xs: list[Term], p: Path) -> Value:
+        return self.value(xs[0], p) if len(xs) == 1 else self.map(p, "add", [self.value(a, p) for a in xs])
+
+    def gather(self, t: Term, p: Path) -> Value:
+        x, i = t.args
+        if x.op != "input":
+            raise LoweringError("a gather reads memory: extraction stores what it gathers from")
+        name, index = x.attr  # type: ignore[misc]
+        dims = [n for n, ix in enumerate(index) if t.attr in ix.axes]
+        if len(dims) != 1 or dict(index[dims[0]].terms)[t.attr] != 1:
+            raise LoweringError("a gather's axis must index one dimension with step 1")
+        self.reads[name] = None
+        at = self.value(i, p)
+        rest = tuple(self.globally(Affine(ix.const, tuple(x for x in ix.terms if x[0] != t.attr))) for ix in index)
+        return self.emit(p, Gather(self.new(self.axes(t.free)), name, rest, dims[0], at))
+
+    # ---- reductions
+    def loop(self, here: Path) -> None:
+        """Emit a loop with all its members: every reduction of the group advances together."""
+        if here in self.made:
+            return
+        self.made.add(here)
+        axis, p = here[-1][0], here[:-1]
+        body = self.blocks[here] = []
+        carries: dict[object, Carry] = {}
+        limits: list[frozenset[Affine]] = []
+        for m in self.members[here]:
+            if isinstance(m, Term):
+                self.values[m, p] = self.reduction(m, here, carries)
+                limits.append(self.vanishing(m))
+            else:
+                self.member(m, here)
+                limits.append(frozenset())
+        common = frozenset.intersection(*limits)
+        order = [c for m in self.members[here] if isinstance(m, Term) for c in sorted(self.vanishing(m), key=str) if c in common]
+        self.blocks[p].append(
+            Loop(axis, tuple(carries.values()), tuple(body), tuple(self.globally(c) for c in dict.fromkeys(order)))
+        )
+
+    def vanishing(self, t: Term) -> frozenset[Affine]:
+        """Constraints outside of which an element adds nothing to this reduction."""
+        if t.op == "red":
+            return vanishing(t.args[0], IDENTITY[t.attr[0]], self.vanish_memo)  # type: ignore[index]
+        h, comp, _ = t.attr  # type: ignore[misc]
+        ps, _xs = fold_needs(h, comp, t.args)
+        ps = [p for p in ps if not is_fn(h.pivots[p])]
+        if not ps or not all(isinstance(h.pivots[p], str) for p in ps):
+            return frozenset()
+        return frozenset.intersection(*[vanishing(t.args[p], IDENTITY[h.pivots[p]], self.vanish_memo) for p in ps])
+
+    def carry(
+        self, carries: dict[object, Carry], key: object, axes: Iterable[str], init: float, kind: str, op: str = "+"
+    ) -> Carry:
+        c = Carry(self.const(init), self.new(axes), self.new(()), self.new(axes), kind, op)
+        carries[key] = c
+        return c
+
+    def reduction(self, t: Term, here: Path, carries: dict[object, Carry] | None) -> Value:
+        """The value of a reduction whose operands live in `here`: of the whole axis if carries is None, else advanced by one tile
+        (then the result is the value after the loop)."""
+        if t.op == "fold":
+            return _FoldState(self, t, here, carries).component()
+        op, axis = t.attr  # type: ignore[misc]
+        out = self.axes(t.free)
+        c = None if carries is None else self.carry(carries, t, out, IDENTITY[op], "sum", op)
+        nxt = self.total(op, axis, t.args[0], here, out, c and c.phi)
+        if c is None or carries is None:
+            return nxt
+        carries[t] = Carry(c.init, c.phi, nxt, c.out, c.kind, op)
+        return c.out
+
+    def total(self, op: str, axis: str, body: Term, here: Path, out: frozenset[str], acc: Value | None) -> Value:
+        """⊕ over one tile of `axis`, and over whole axes summed right inside."""
+        axes = [axis]
+        while op == "+" and body.op == "red" and body.attr[0] == "+" and not self.is_streamed(body):  # type: ignore[index]
+            axes.append(body.attr[1])  # type: ignore[index]
+            body = body.args[0]
+        if op == "+" and body.op == "mul":
+            return self.contraction(axes, [self.value(a, here) for a in body.args], here, out, acc)
+        return self.emit(here, Reduce(self.new(out), op, tuple(axes), self.value(body, here), acc))
+
+    def contraction(
+        self, axes: list[str], args: list[Value], here: Path, out: frozenset[str], acc: Value | None, role: str = ""
+    ) -> Value:
+        """Σ over axes of a product: factors gather around the widest one, the rest is the other operand."""
+        wide = max(args, key=lambda v: len(v.axes))
+        left = [v for v in args if set(v.axes) <= set(wide.axes)]
+        right = [v for v in args if v not in left]
+        if not right:  # all lie on one tile: still a contraction of two operands
+            rest = list(args)
+            rest.remove(wide)
+            left, right = [wide], rest
+        a, b = (vs[0] if len(vs) == 1 else self.map(here, "mul", vs) for vs in (left, right))
+        if not set(axes) <= set(a.axes) | set(b.axes):
+            raise LoweringError(f"a sum over {axes} of what does not depend on it")
+        return self.emit(here, Contract(self.new(out), tuple(axes), a, b, acc, role))
+
+    def weighted_sum(self, axis: str, w: Value | None, x: Term, here: Path, out: frozenset[str], acc: Value | None) -> Value:
+        """acc + Σ over the tile of w·x."""
+        if T.is_num(x, 1.0) and w is not None:
+            if axis not in w.axes:
+                raise LoweringError("a weight that does not vary along its axis")
+            return self.emit(here, Reduce(self.new(out), "+", (axis,), w, acc))
+        if w is None:
+            return self.total("+", axis, x, here, out, acc)
+        factors = [self.value(a, here) for a in (x.args if x.op == "mul" else (x,))]
+        return self.contraction([axis], [w, *factors], here, out, acc, "absorb")
+
+
+def live(body: Iterable[Stmt], used: set[int]) -> tuple[Stmt, ...]:
+    """The statements whose results are used, going backwards; `used` grows by what they read."""
+    out: list[Stmt] = []
+    for s in reversed(list(body)):
+        if isinstance(s, Loop):
+            used.update(c.next.id for c in s.carries)
+            s = replace(s, body=live(s.body, used))
+        elif not isinstance(s, Store) and s.out.id not in used:
+            continue
+        used.update(v.id for v in operands(s))
+        out.append(s)
+    return tuple(reversed(out))
+
+
+def negated(t: Term) -> Term | None:
+    """b if the term is (−1)·b."""
+    if t.op == "mul" and len(t.args) == 2:
+        for x, y in (t.args, t.args[::-1]):
+            if T.is_num(x, -1.0) and y.op != "num":
+                return y
+    return None
+
+
+def is_fn(pivot: object) -> bool:
+    return isinstance(pivot, tuple) and pivot[0] == "fn"
+
+
+def fold_needs(h: Monoid, comp: int, args: tuple[Term, ...]) -> tuple[list[int], list[int]]:
+    n = len(h.pivots)
+    return h.needed(comp, lambda j: T.is_num(args[n + j], 0.0))
+
+
+class _FoldState:
+    """One fold being absorbed, at one place.  Pivots and components are shared between folds by what they are made of."""
+
+    def __init__(self, low: _Lowering, t: Term, here: Path, carries: dict[object, Carry] | None):
+        self.low, self.t, self.here, self.carries = low, t, here, carries
+        self.h, self.comp, self.axis = t.attr  # type: ignore[misc]
+        self.n = len(self.h.pivots)
+        self.singles = t.args
+        self.need_p, self.need_x = fold_needs(self.h, self.comp, t.args)
+        self.new: dict[tuple[str, int], Value] = {}  # ("p" | "x", index) → new value
+        self.after: dict[tuple[str, int], Value] = {}  # → value after the loop
+        self.old: dict[tuple[str, int], Value | None] = {}
+
+    def zero(self, j: int) -> bool:
+        return T.is_num(self.singles[self.n + j], 0.0)
+
+    def component(self) -> Value:
+        todo = [("p", p) for p in self.need_p] + [("x", j) for j in self.need_x]
+        while todo:  # a component may need a pivot that is made of other components
+            ready = [w for w in todo if self.ready(*w)]
+            if not ready:
+                raise LoweringError(f"circular state in {self.h}")
+            for w in ready:
+                self.advance(*w)
+            todo = [w for w in todo if w not in ready]
+        what = ("p", self.comp) if self.comp < self.n else ("x", self.comp - self.n)
+        return self.new[what] if self.carries is None else self.after[what]
+
+    def ready(self, kind: str, i: int) -> bool:
+        if kind == "p":
+            p = self.h.pivots[i]
+            if isinstance(p, str):
+                return True
+            return all(("x", j) in self.new for j in ([p[1]] if p[0] == "mean" else [int(v[1:]) for v in T.variables(p[1])]))
+        return all(("p", int(v[1:])) in self.new for _, e in self.row(i) for v in T.variables(e))
+
+    def row(self, i: int) -> list[tuple[int, Term]]:
+        return [(j, e) for j, e in self.h.coef[i] if j in self.need_x]
+
+    def key(self, kind: str, i: int) -> object:
+        """What the state is made of: equal keys are the same state."""
+        ps, xs = self.h.needed(i if kind == "p" else self.n + i, self.zero)
+        pivot = self.h.pivots[i] if kind == "p" else None
+        if isinstance(pivot, str):
+            return ("pivot", pivot, self.axis, self.singles[i])
+        return (
+            kind,
+            self.h,
+            i,
+            self.axis,
+            tuple(self.singles[p] for p in ps),
+            tuple(self.singles[self.n + j] for j in xs),
+        )
+
+    def axes(self, kind: str, i: int) -> frozenset[str]:
+        ps, xs = self.h.needed(i if kind == "p" else self.n + i, self.zero)
+        free = frozenset().union(*[self.singles[p].free for p in ps], *[self.singles[self.n + j].free for j in xs])
+        return self.low.axes(T.without(T.normalise(free), self.axis))
+
+    def advance(self, kind: str, i: int) -> None:
+        low, key = self.low, self.key(kind, i)
+        what = (kind, i)
+        memo = (("state", key, "next"), self.here)
+        if memo in low.values:  # another fold of the group has made it
+            self.new[what] = low.values[memo]
+            if self.carries is not None:
+                self.old[what], self.after[what] = self.carries[key].phi, self.carries[key].out
+            return
+        pivot = self.h.pivots[i] if kind == "p" else None
+        axes = self.axes(kind, i)
+        c = None
+        if self.carries is not None:
+            init = IDENTITY[pivot] if isinstance(pivot, str) else 0.0
+            c = low.carry(
+                self.carries,
+                key,
+                axes,
+                init,
+                "pivot" if kind == "p" else "linear",
+                pivot if isinstance(pivot, str) else "+",
+            )
+        self.old[what] = c and c.phi
+        nxt = self.advance_pivot(i, axes) if kind == "p" else self.advance_linear(i, axes)
+        self.new[what] = low.values[memo] = nxt
+        if c is not None and self.carries is not None:
+            self.carries[key] = Carry(c.init, c.phi, nxt, c.out, c.kind, c.op)
+            self.after[what] = c.out
+
+    def advance_pivot(self, i: int, axes: frozenset[str]) -> Value:
+        low, here, pivot = self.low, self.here, self.h.pivots[i]
+        old = self.old["p", i]
+        if isinstance(pivot, str):
+            return low.emit(here, Reduce(low.new(axes), pivot, (self.axis,), low.value(self.singles[i], here), old, "pivot"))
+        if pivot[0] == "fn":
+            return self.expression(pivot[1], {f"y{j}": v for (k, j), v in self.new.items() if k == "x"}, "pivot")
+        # R = r + (tile's weighted sum of (m − r)) / new count: differences from the old mean, never raw sums
+        m, j = low.value(self.singles[i], here), pivot[1]
+        n_new = self.new["x", j]
+        w = self.contribution(j)
+        ones = w is None
+        if old is None:  # the whole axis at once: two passes over the tile
+            s = self.sum_of_product(m, w, axes)
+            return self.ratio(s, n_new)
+        d = low.map(here, "sub", (m, old))
+        s = self.sum_of_product(d, None if ones else w, axes)
+        return low.map(here, "add", (old, self.ratio(s, n_new)), "pivot")
+
+    def contribution(self, j: int) -> Value | None:
+        """Count component j on each element, at the new pivots (None: 1)."""
+        low, here = self.low, self.here
+        x = self.singles[self.n + j]
+        e = dict(self.row(j)).get(j)
+        if e is None or len(self.row(j)) != 1:
+            raise LoweringError("a mean's count must be a component that moves by itself")
+        if T.is_num(e):
+            return None if T.is_num(x, 1.0) and T.is_num(e, 1.0) else low.value(x, here)
+        w = self.coefficient(e, None)
+        return w if T.is_num(x, 1.0) else low.map(here, "mul", (w, low.value(x, here)))
+
+    def sum_of_product(self, m: Value, w: Value | None, axes: frozenset[str]) -> Value:
+        low, here = self.low, self.here
+        x = m if w is None else low.map(here, "mul", (m, w))
+        if self.axis not in x.axes:
+            raise LoweringError("the mean of what does not vary along its axis")
+        return low.emit(here, Reduce(low.new(a for a in x.axes if a != self.axis), "+", (self.axis,), x))
+
+    def ratio(self, s: Value, n: Value) -> Value:
+        """s / n, and 0 where nothing was counted."""
+        low, here = self.low, self.here
+        zero = low.const(0.0)
+        q = low.map(here, "mul", (s, low.map(here, "recip", (n,))))
+        return low.map(here, "where", (low.map(here, "eq", (n, zero)), zero, q))
+
+    def advance_linear(self, i: int, axes: frozenset[str]) -> Value:
+        low, here = self.low, self.here
+        acc: Value | None = None
+        if self.carries is not None:  # the old state at the new pivots
+            parts = []
+            for j, e in self.row(i):
+                old = self.old.get(("x", j)) or self.carry_of(j)
+                if T.is_num(e, 1.0):
+                    parts.append(old)
+                else:
+                    parts.append(low.map(here, "mul", (self.coefficient(e, "old"), old), "rescale"))
+            acc = parts[0] if len(parts) == 1 else low.map(here, "add", parts, "rescale")
+        terms = [(j, e) for j, e in self.row(i) if not self.zero(j)]
+        for j, e in terms:
+            x = self.singles[self.n + j]
+            if T.is_num(e):
+                x = x if T.is_num(e, 1.0) else T.mul(float(e.attr), x)  # type: ignore[arg-type]
+                acc = low.weighted_sum(
+                    self.axis,
+                    None if not T.is_num(x) else self.ones(x),
+                    T.num(1.0) if T.is_num(x) else x,
+                    here,
+                    axes,
+                    acc,
+                )
+            else:
+                acc = low.weighted_sum(self.axis, self.coefficient(e, None), x, here, axes, acc)
+        if acc is None:
+            return low.const(0.0)
+        return acc
+
+    def carry_of(self, j: int) -> Value:
+        """The old value of a component that has not been advanced yet."""
+        key = self.key("x", j)
+        if self.carries is None:
+            raise LoweringError("no carried state")
+        if key not in self.carries:
+            self.low.carry(self.carries, key, self.axes("x", j), 0.0, "linear")
+        return self.carries[key].phi
+
+    def ones(self, x: Term) -> Value:
+        """A constant along the axis, so that a sum over it counts the elements that exist."""
+        low, here = self.low, self.here
+        z = low.map(here, "mul", (low.const(0.0), low.emit(here, Iota(low.new([self.axis]), T.axis_index(self.axis)))))
+        return low.map(here, "add", (z, low.value(x, here)))
+
+    # ---- coefficients
+    def expression(self, e: Term, at: dict[str, Value], role: str) -> Value:
+        low, here = self.low, self.here
+        out: dict[Term, Value] = {}
+        for t in T.postorder([e]):
+            if t.op == "var":
+                out[t] = at[str(t.attr)]
+            elif t.op == "num":
+                out[t] = low.const(t.attr)  # type: ignore[arg-type]
+            elif (
+                t.op == "add"
+                and (pm := [(a, negated(a)) for a in t.args])
+                and len(pm) == 2
+                and (pm[0][1] is None) != (pm[1][1] is None)
+            ):
+                plus, minus = (pm[0][0], pm[1][1]) if pm[1][1] is not None else (pm[1][0], pm[0][1])
+                out[t] = low.map(here, "sub", (out[plus], out[minus]))  # type: ignore[index]
+            elif negated(t) is not None and t is not e:
+                out[t] = out[t.args[0]]  # only read through the subtraction above, or below
+                out[t] = low.map(here, "mul", [out[a] for a in t.args])
+            else:
+                out[t] = low.map(
+                    here,
+                    str(t.attr) if t.op in ("un", "bi") else t.op,
+                    [out[a] for a in t.args],
+                    role if t is e else "",
+                )
+        return out[e]
+
+    def coefficient(self, e: Term, side: str | None) -> Value:
+        """A(r, R): r the old pivots (side "old") or the singletons of each element (None); 0 where a max/min pivot r is at its identity."""
+        low, here = self.low, self.here
+        memo = (("coef", e, side, tuple(self.key("p", int(v[1:])) for v in T.variables(e))), here)
+        if memo in low.values:
+            return low.values[memo]
+        at, guards = {}, []
+        names = T.variables(e)
+        order = [p for p in range(self.n) if f"r{p}" in names and isinstance(self.h.pivots[p], str)]
+        safe = vanishes_at_identity(e, tuple((p, str(self.h.pivots[p])) for p in order))
+        for v in names:
+            p = int(v[1:])
+            if v[0] == "r":
+                at[v] = self.old_pivot(p) if side == "old" else low.value(self.singles[p], here)
+                if p in order and not safe:
+                    guards.append((at[v], IDENTITY[str(self.h.pivots[p])]))
+            else:
+                at[v] = self.safe_pivot(p) if safe and p in order else self.new["p", p]
+        out = self.expression(e, at, "weight" if side is None else "rescale")
+        for r, identity in guards:
+            out = low.map(
+                here,
+                "where",
+                (low.map(here, "eq", (r, low.const(identity))), low.const(0.0), out),
+                "weight" if side is None else "rescale",
+            )
+        low.values[memo] = out
+        return out
+
+    def old_pivot(self, p: int) -> Value:
+        v = self.old["p", p]
+        if v is None:
+            raise LoweringError("no carried pivot")
+        return v
+
+    def safe_pivot(self, p: int) -> Value:
+        """The new pivot with its identity replaced by 0: then exp(r − R) is 0, not NaN, for r at the identity."""
+        low = self.low
+        memo = (("safe", self.key("p", p)), self.here)
+        if memo not in low.values:
+            R = self.new["p", p]
+            hit = low.map(self.here, "eq", (R, low.const(IDENTITY[str(self.h.pivots[p])])))
+            low.values[memo] = low.map(self.here, "where", (hit, low.const(0.0), R), "pivot")
+        return low.values[memo]
+
+
+def vanishes_at_identity(e: Term, pivots: tuple[tuple[int, str], ...]) -> bool:
+    """Is the coefficient 0 whenever one of these max/min pivots r is at its identity and every R is finite?  Judged on structure:
+    a factor exp(a·r + …) whose argument then goes to −inf, with r nowhere else in the product."""
+
+    def drops(t: Term, name: str, down: float) -> bool:
+        if t.op == "mul":
+            hit = [a for a in t.args if name in T.variables(a)]
+            return len(hit) == 1 and drops(hit[0], name, down)
+        return t.op == "un" and t.attr in ("exp", "exp2") and (slope(t.args[0], name) or 0.0) * down > 0
+
+    return bool(pivots) and all(drops(e, f"r{p}", 1.0 if op == "max" else -1.0) for p, op in pivots)
+
+
+def slope(t: Term, name: str) -> float | None:
+    """a if t is a·name + (terms without it), a constant; None otherwise."""
+    if t.op == "var":
+        return 1.0 if t.attr == name else None
+    if t.op not in ("add", "mul"):
+        return None
+    hit = [a for a in t.args if name in T.variables(a)]
+    a = slope(hit[0], name) if len(hit) == 1 else None
+    if a is None or t.op == "add":
+        return a
+    rest = [x for x in t.args if x is not hit[0]]
+    return a * math.prod(float(x.attr) for x in rest) if all(x.op == "num" for x in rest) else None  # type: ignore[arg-type]
