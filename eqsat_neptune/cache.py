@@ -1,0 +1,98 @@
+"""The persistent cache: one file an entry, written whole or not at all, believed only if its digest fits.
+
+An entry is a JSON header line (format, key, sha256 of the payload) and the payload.  The key is a digest of everything that the payload
+depends on, this package's own source included, so no entry of another version is ever read.  Trouble with the disk costs a
+warning and time, never a result.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+FORMAT = "eqsat-neptune-cache-1"
+
+
+def directory() -> Path:
+    """$EQSAT_NEPTUNE_CACHE, else eqsat_neptune under $XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("EQSAT_NEPTUNE_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "eqsat_neptune"
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Digest of this installation: version and every source file's path, size and time of change."""
+    from . import __path__, __version__
+
+    h = hashlib.sha256(__version__.encode())
+    here = Path(next(iter(__path__)))
+    roots = [here, *(here.parent / d for d in ("rules", "extraction", "codegen", "cost_models"))]
+    for f in sorted(p for r in roots if r.is_dir() for p in r.rglob("*") if p.suffix in (".py", ".h", ".cuh")):
+        s = f.stat()
+        h.update(f"{f.relative_to(here.parent)} {s.st_size} {s.st_mtime_ns}\n".encode())
+    return h.hexdigest()
+
+
+def digest(*parts: str) -> str:
+    h = hashlib.sha256()
+    for p in (fingerprint(), *parts):
+        raw = p.encode()
+        h.update(len(raw).to_bytes(8, "little") + raw)
+    return h.hexdigest()
+
+
+def read(key: str) -> bytes | None:
+    """The payload kept under the key, or None.  A damaged entry is reported, ignored, and made again by the caller."""
+    path = directory() / key[:2] / key
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        _warn(f"cache entry {path} cannot be read: {e.strerror}")
+        return None
+    head, newline, payload = raw.partition(b"\n")
+    try:
+        meta = json.loads(head) if newline else None
+    except ValueError:
+        meta = None
+    if meta != {"format": FORMAT, "key": key, "sha256": hashlib.sha256(payload).hexdigest()}:
+        _warn(f"cache entry {path} is damaged or not ours; it is ignored and made again")
+        return None
+    return payload
+
+
+def write(key: str, payload: bytes) -> None:
+    """Keep the payload.  A full or read-only disk costs a warning."""
+    meta = {"format": FORMAT, "key": key, "sha256": hashlib.sha256(payload).hexdigest()}
+    try:
+        write_atomically(directory() / key[:2] / key, [json.dumps(meta).encode(), b"\n", payload])
+    except OSError as e:
+        _warn(f"cache folder {directory()} cannot be written ({e.strerror}); set EQSAT_NEPTUNE_CACHE to one that can")
+
+
+def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write beside the path, then rename: a reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, tmp = tempfile.mkstemp(prefix=f".{path.name[:16]}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.writelines(chunks)
+        os.replace(tmp, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(tmp)
+        raise
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

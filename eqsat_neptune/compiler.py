@@ -1,0 +1,212 @@
+"""`optimize`: the stages in order, the cache around them."""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from . import cache
+from .codegen.serial import to_json
+from .errors import EqsatError, PlanError
+from .extraction.plan import Plan
+from .kernel import Kernel, Record
+from .program import Program, TensorSpec
+from .targets import Target, parse_target
+
+NUMERICS = ("safe", "fast", "strict")
+
+
+def optimize(
+    program: Any,
+    target: str = "cpu",
+    *,
+    specs: Sequence[TensorSpec] | None = None,
+    numerics: str = "safe",
+    tune: int = 0,
+    rules: Iterable[Any] | None = None,
+    cost_model: Any = None,
+    memory_limit: int | None = None,
+    verify: bool = False,
+    progress: bool | Callable[[str, int, int | None], None] | None = None,
+) -> Kernel:
+    """Find the cheapest provably equal form of a program for a target.
+
+    program       what `trace` returned, or a function if `specs` gives the `TensorSpec` of each parameter
+    target        "cpu", "cuda" (the GPU present), "cuda:sm_90a", "hip:gfx942", …; the device need not be here
+    numerics      "safe": reassociation where bounds show that it cannot overflow; "fast": without that check; "strict": only
+                  rules that are exact
+    tune          measure the best `tune` candidates on the device and take the fastest (0: trust the cost model)
+    rules         the rules to use instead of all registered ones
+    cost_model    a `cost_models.CostModel` instead of the target's own
+    memory_limit  bytes that intermediates in memory may take
+    verify        check the saturated e-graph and the kernel on random instances; EqsatError if they disagree
+    progress      True or a callable (stage, done, total); None: a bar once a search takes long
+    """
+    if callable(program) and not isinstance(program, Program) and not hasattr(program, "bind"):
+        from .trace import trace
+
+        if specs is None:
+            raise EqsatError("optimize was given a function without specs", "pass specs=[TensorSpec(…), …] or trace it first")
+        program = trace(program, *specs)
+    elif specs is not None:
+        raise EqsatError("specs go with a function; this program has its own", "leave out specs=")
+    if numerics not in NUMERICS:
+        raise EqsatError(f"numerics must be one of {', '.join(map(repr, NUMERICS))}, not {numerics!r}")
+    if not isinstance(tune, int) or tune < 0:
+        raise EqsatError(f"tune must be an int ≥ 0, not {tune!r}")
+    options = dict(numerics=numerics, tune=tune, rules=rules, cost_model=cost_model, memory_limit=memory_limit, verify=verify)
+    if hasattr(program, "bind") and not isinstance(program, Program):
+        from .dynamic import DynamicKernel
+
+        return DynamicKernel(program, parse_target(target), options, progress)      # type: ignore[return-value]
+    if not isinstance(program, Program):
+        raise EqsatError(f"optimize takes a traced program or a function, not {type(program).__name__}")
+    where = parse_target(target)
+    key = None if rules is not None or cost_model is not None else _key(program, where, numerics, tune, memory_limit)
+    record = _cached(key, program, where) if key else None
+    if record is None:
+        record = _compile(program, where, progress=progress, **options)             # type: ignore[arg-type]
+        if key:
+            cache.write(key, record.to_bytes())
+    kernel = Kernel(record)
+    if verify:
+        from .verify import verify as check
+
+        verdict = check(program, kernel)
+        if not verdict:
+            raise EqsatError(f"verification failed: {verdict.counterexample}", "please report this program")
+    return kernel
+
+
+def _key(program: Program, target: Target, numerics: str, tune: int, memory_limit: int | None) -> str:
+    import os
+
+    try:
+        egglog = version("egglog")
+    except PackageNotFoundError:
+        egglog = "none"
+    host = str(os.cpu_count()) if target.kind == "cpu" else ""
+    return cache.digest("plan", to_json(program), str(target), numerics, str(tune), str(memory_limit), egglog, host)
+
+
+def _cached(key: str, program: Program, target: Target) -> Record | None:
+    raw = cache.read(key)
+    if raw is None:
+        return None
+    try:
+        record = Record.from_bytes(raw)
+    except (ValueError, KeyError, TypeError):
+        cache._warn(f"cache entry {key} is damaged; it is made again")
+        return None
+    return record if record.target == target and to_json(record.program) == to_json(program) else None
+
+
+def _compile(
+    program: Program,
+    target: Target,
+    *,
+    numerics: str,
+    tune: int,
+    rules: Iterable[Any] | None,
+    cost_model: Any,
+    memory_limit: int | None,
+    verify: bool,
+    progress: Any,
+) -> Record:
+    full, live = program, tuple(o for o in program.outputs if math.prod(o.shape))
+    if not live:                                             # nothing to compute: outputs without elements
+        return Record(full, target, Plan((), {}, program.compute_dtype), {"form": []})
+    from . import egraph
+    from .cost_models import model_for
+    from .extraction import extract
+
+    t0 = time.perf_counter()
+    program = replace(program, outputs=live)
+    model = cost_model or model_for(str(target))
+    with _progress(progress) as step:
+        saturated = egraph.saturate(program, rules=_rules(rules, numerics), splittable=splittable(program, target))
+        t1 = time.perf_counter()
+        step("search", 0, None)
+        found = extract(saturated.graph, program, model, numerics=numerics, progress=step)
+        t2 = time.perf_counter()
+    plan = found.plan
+    if memory_limit is not None:
+        plan = _within(found, memory_limit)
+    if tune:
+        from .tuning import fastest
+
+        plan = fastest(found, plan, program, target, tune)
+    info = {
+        "form": list(found.form),
+        "egraph": {
+            "nodes": saturated.graph.size,
+            "classes": len(saturated.graph.nodes),
+            "phases": [
+                {"name": p.name, "iterations": p.iterations, "nodes": p.nodes, "seconds": p.seconds, "stop": p.stop} for p in saturated.stats
+            ],
+        },
+        "seconds": {"saturation": t1 - t0, "extraction": t2 - t1},
+        "candidates": [{"form": c.form, "seconds": c.seconds, "kernels": c.kernels} for c in found.candidates],
+        "explain": [list(s) for s in egraph.explain(saturated, found)],
+    }
+    return Record(full, target, plan, info)
+
+
+def splittable(program: Program, target: Target) -> tuple[str, ...]:
+    """Axes whose reductions may be split over blocks: those long enough that the parts are worth a block each."""
+    from .terms import postorder
+
+    least = 4096 if target.kind == "cpu" else 512
+    seen = {t.attr[1]: None for t in postorder(o.term for o in program.outputs) if t.op == "red"}      # type: ignore[index]
+    return tuple(a for a in seen if program.axes[a] >= least)
+
+
+def _rules(rules: Iterable[Any] | None, numerics: str) -> Any:
+    if rules is None and numerics != "strict":
+        return None
+    from .rules import registry
+
+    chosen = list(rules) if rules is not None else list(registry())
+    return [r for r in chosen if r.numerics == "exact"] if numerics == "strict" else chosen
+
+
+def _within(found: Any, limit: int) -> Plan:
+    from .program import DTYPES
+
+    def temps(plan: Plan) -> int:
+        return sum(b.size * DTYPES[b.dtype] for b in plan.buffers.values() if b.kind == "temp")
+
+    fits = [p for p in (found.plan, *(c.plan for c in found.candidates if c.plan is not None)) if temps(p) <= limit]
+    if not fits:
+        least = min(temps(p) for p in (found.plan, *(c.plan for c in found.candidates if c.plan is not None)))
+        raise PlanError(f"no plan keeps its intermediates within {limit} bytes", f"the leanest one found takes {least}")
+    return min(fits, key=lambda p: p.cost.seconds)
+
+
+class _progress:
+    """Calls back, or shows a bar on stderr once a stage has taken two seconds."""
+
+    def __init__(self, how: Any):
+        self.how, self.bar, self.start = how, None, time.perf_counter()
+
+    def __enter__(self) -> Callable[[str, int, int | None], None]:
+        return self.step
+
+    def step(self, stage: str, done: int, total: int | None) -> None:
+        if callable(self.how):
+            self.how(stage, done, total)
+        elif self.how or (self.how is None and time.perf_counter() - self.start > 2.0):
+            if self.bar is None:
+                from tqdm import tqdm
+
+                self.bar = tqdm(desc=stage, total=total, leave=False, disable=None if self.how is None else False)
+            self.bar.set_description(stage)
+            self.bar.total = total
+            self.bar.update(done - self.bar.n)
+
+    def __exit__(self, *exc: object) -> None:
+        if self.bar is not None:
+            self.bar.close()

@@ -1,0 +1,191 @@
+"""What `optimize` returns: a callable with its plan, source, predicted cost, report and derivation."""
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import cache
+from .backends import Runner, make_runner
+from .codegen.serial import from_json, to_json
+from .errors import InputError, SavedKernelError
+from .extraction.plan import Cost, Plan
+from .program import Program
+from .report import Report, Section, seconds
+from .targets import Target, parse_target
+
+FORMAT = "eqsat-neptune-kernel-1"
+
+
+@dataclass
+class Record:
+    """All that a kernel is made of, as data: what the cache and saved files hold.
+
+    info: "form" (text of each output), "egraph" (nodes, classes, phases), "seconds" (by stage), "candidates", "explain".
+    """
+
+    program: Program
+    target: Target
+    plan: Plan
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(
+            {"program": to_json(self.program), "target": str(self.target), "plan": to_json(self.plan), "info": self.info}
+        ).encode()
+
+    @staticmethod
+    def from_bytes(raw: bytes) -> Record:
+        """Raises ValueError if this is not a record."""
+        d = json.loads(raw)
+        if not isinstance(d, dict) or set(d) != {"program", "target", "plan", "info"} or not isinstance(d["info"], dict):
+            raise ValueError("not a kernel record")
+        program, plan = from_json(d["program"]), from_json(d["plan"])
+        if not isinstance(program, Program) or not isinstance(plan, Plan):
+            raise ValueError("not a kernel record")
+        return Record(program, parse_target(d["target"]), plan, d["info"])
+
+
+class Kernel:
+    """A compiled program.
+
+    Call it with arrays in the order of the program's inputs: NumPy arrays for "cpu"; for a GPU anything that has DLPack or
+    `__cuda_array_interface__`, on `stream` (default: the current stream of the arrays' framework).  One output comes back as
+    an array, several as a tuple.
+    """
+
+    def __init__(self, record: Record):
+        self._record = record
+        self._runner: Runner | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def program(self) -> Program:
+        return self._record.program
+
+    @property
+    def target(self) -> str:
+        return str(self._record.target)
+
+    @property
+    def plan(self) -> Plan:
+        """The kernels that run, in order, with their axis roles, tiles and schedule choices."""
+        return self._record.plan
+
+    @property
+    def cost(self) -> Cost:
+        """Predicted seconds in all, by resource, and the resource that dominates."""
+        return self._record.plan.cost
+
+    @property
+    def source(self) -> str:
+        """All emitted source text (on "cpu": the tile programs)."""
+        return self._run.source
+
+    @property
+    def _run(self) -> Runner:
+        with self._lock:
+            if self._runner is None:
+                self._runner = make_runner(self.program, self.plan, self._record.target)
+            return self._runner
+
+    def compile(self) -> Kernel:
+        """Run the device compiler now rather than at the first call.  CompilerError if there is none or it fails."""
+        self._run.compile()
+        return self
+
+    def __call__(self, *arrays: Any, stream: Any = None) -> Any:
+        ins = self.program.inputs
+        if len(arrays) != len(ins):
+            raise InputError(f"{self.program.name} takes {len(ins)} arrays ({', '.join(i.name for i in ins)}), got {len(arrays)}")
+        outs = self._run(arrays, stream)
+        return tuple(outs) if self.program.structured or len(outs) != 1 else outs[0]
+
+    def explain(self) -> str:
+        """The chain of named rules from the program as written to the chosen form."""
+        steps = self._record.info.get("explain", [])
+        if not steps:
+            return "the program runs as it was written: no rule was needed"
+        return "\n".join(f"{i + 1:3d}. {rule}: {law}\n     {shown}" for i, (rule, law, shown) in enumerate(steps))
+
+    def report(self) -> Report:
+        """The chosen form, the kernels, predicted time against the roofline, what lost, and where compile time went."""
+        info, plan = self._record.info, self.plan
+        total = plan.cost
+        r = Report(f"{self.program.name} for {self.target}")
+        r.sections.append(Section("Chosen form", [(f"out{i} =", f) for i, f in enumerate(info.get("form", []))]))
+        rows = []
+        for k in plan.kernels:
+            c = k.cost or Cost(0.0)
+            ax = ", ".join(f"{a}:{x.extent}" + (f"/{x.tile}" if x.tile != x.extent else "") + f" {x.role}" for a, x in k.axes.items())
+            choices = ", ".join(f"{n}={v}" for n, v in k.choices.items())
+            rows.append((k.name, seconds(c.seconds), f"bound by {c.bound}", ax, choices))
+        r.sections.append(Section(f"Kernels ({len(plan.kernels)}), predicted {seconds(total.seconds)}", rows))
+        parts = sorted(total.parts.items(), key=lambda p: -p[1])
+        r.sections.append(
+            Section("Roofline", [(n, seconds(v), f"{100 * v / total.seconds:.0f}%" if total.seconds else "") for n, v in parts if v])
+        )
+        temps = [b for b in plan.buffers.values() if b.kind == "temp"]
+        if temps:
+            r.sections.append(Section("Intermediates in memory", [(b.name, b.dtype, str(list(b.shape))) for b in temps]))
+        compiled = self._runner.details() if self._runner else []
+        if compiled:
+            r.sections.append(Section("Compiled code", compiled))
+        lost = info.get("candidates", [])
+        if lost:
+            r.sections.append(
+                Section(
+                    "Candidates that lost",
+                    [(f"{c['seconds'] / total.seconds:.2f}×" if total.seconds else "", f"{c['kernels']} kernels", c["form"]) for c in lost],
+                )
+            )
+        eg = info.get("egraph", {})
+        phases = [
+            (p["name"], f"{p['nodes']} nodes", f"{p['iterations']} iterations", seconds(p["seconds"]), p["stop"])
+            for p in eg.get("phases", [])
+        ]
+        if eg:
+            r.sections.append(Section(f"E-graph: {eg['nodes']} nodes in {eg['classes']} classes", phases))
+        times = info.get("seconds", {})
+        if times:
+            r.sections.append(Section("Compile time", [(n, seconds(v)) for n, v in times.items()]))
+        return r
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.program.name} for {self.target}: {len(self.plan.kernels)} kernels, {seconds(self.cost.seconds)} predicted>"
+
+    def save(self, path: str | Path) -> None:
+        """Write the kernel to a file that `load` reads, on a machine without egglog too.  The file holds data only."""
+        head = json.dumps({"format": FORMAT, "version": _version()}).encode()
+        cache.write_atomically(Path(path), [head, b"\n", self._record.to_bytes()])
+
+
+def load(path: str | Path) -> Kernel:
+    """A kernel that `Kernel.save` wrote.  SavedKernelError if the file is not one, or of another version."""
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as e:
+        raise SavedKernelError(f"cannot read {path}: {e.strerror}") from None
+    head, _, payload = raw.partition(b"\n")
+    try:
+        meta = json.loads(head)
+    except ValueError:
+        meta = None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise SavedKernelError(f"{path} is not a saved kernel", "files written by Kernel.save are")
+    if meta.get("version") != _version():
+        raise SavedKernelError(
+            f"{path} was saved by version {meta.get('version')}, this is {_version()}", "optimize and save it again with this version"
+        )
+    try:
+        return Kernel(Record.from_bytes(payload))
+    except (ValueError, KeyError, TypeError) as e:
+        raise SavedKernelError(f"{path} is damaged: {e}", "save the kernel again") from None
+
+
+def _version() -> str:
+    from . import __version__
+
+    return __version__
