@@ -56,8 +56,9 @@ class Kernel:
     an array, several as a tuple.
     """
 
-    def __init__(self, record: Record):
+    def __init__(self, record: Record, *, from_cache: bool = False):
         self._record = record
+        self.from_cache = from_cache            # `optimize` found it in the cache and searched nothing
         self._runner: Runner | None = None
         self._lock = threading.Lock()
 
