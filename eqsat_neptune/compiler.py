@@ -67,13 +67,14 @@ def optimize(
     where = parse_target(target)
     key = None if rules is not None or cost_model is not None else _key(program, where, numerics, tune, memory_limit)
     record = _cached(key, program, where) if key else None
+    from_cache = record is not None
     if record is None:
         record = _compile(program, where, progress=progress, **options)             # type: ignore[arg-type]
         if key:
             cache.write(key, record.to_bytes())
-    kernel = Kernel(record)
+    kernel = Kernel(record, from_cache=from_cache)
     if verify:
-        from .verify import verify as check
+        from .verification import verify as check
 
         verdict = check(program, kernel)
         if not verdict:
