@@ -315,6 +315,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     batch, length = ids.shape
     print(f"{batch} sentences padded to {length} tokens, target {options.target}")
+    warm = ", ".join(name for name, kernel in encoder.kernels.items() if kernel.from_cache)
+    print(f"kernels from the cache: {warm or 'none'}")
     print(f"optimize {optimised:.2f} s, first pass {first * 1e3:.0f} ms, then {sorted(times)[2] * 1e3:.0f} ms")
 
     cosines = [float(reference_embedding(weights, t) @ e) for t, e in zip(tokens, embeddings.astype(np.float64))]
