@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from ..errors import CompilationError, CompilerNotFound, TargetError
 from .compiled import Compiled, KernelInfo
@@ -58,7 +58,8 @@ def compile_hip(source: str, arch: str, *, options: Sequence[str] = (), name: st
         flags = (*found.command, *_OPTIONS, f"--offload-arch={arch}", *(() if found.rocm else _NO_ROCM), *options)
         if found.linker:
             log = run(*flags, "-S", "-o", "out.s", path)
-            log += run(*found.command, "-target", _TRIPLE, f"-mcpu={arch}", "-mcode-object-version=5", "-c", "-o", "out.o", "out.s")
+            target = ("-target", _TRIPLE, f"-mcpu={arch}", "-mcode-object-version=5")
+            log += run(*found.command, *target, "-c", "-o", "out.o", "out.s")
             log += run(*found.linker, "-shared", "-o", "out.hsaco", "out.o")
         else:
             log = run(*flags, "-save-temps=obj", "-o", "out.hsaco", path)
@@ -92,7 +93,7 @@ def amdgpu_report(assembly: str) -> dict[str, KernelInfo]:
 
 # ------------------------------------------------------------------ finding a compiler
 
-@lru_cache(maxsize=None)
+@cache
 def find_compiler(arch: str) -> HipCompiler:
     """The first compiler here that knows the architecture."""
     if not re.fullmatch(r"gfx[0-9a-f]{3,4}(:\w+[+-])*", arch):
@@ -149,7 +150,7 @@ def _call(*command: str) -> tuple[bool, str]:
     return done.returncode == 0, done.stdout + done.stderr
 
 
-@lru_cache(maxsize=None)
+@cache
 def _version(command: tuple[str, ...]) -> str:
     return _call(*command, "--version")[1].partition("\n")[0].strip()
 

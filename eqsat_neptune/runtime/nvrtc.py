@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 
 from ..errors import CompilationError, CompilerNotFound, TargetError
 from .compiled import Compiled, ptxas_report
@@ -100,7 +100,7 @@ def nvrtc_paths() -> list[str]:
     for root in _toolkits():
         found += _newest_first(os.path.join(root, "lib*", "libnvrtc.so.*"))
     found = [p for p in found if "builtins" not in p and ".alt." not in p]
-    return list(dict.fromkeys(found)) + ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
+    return list(dict.fromkeys([*found, "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]))
 
 
 def find_nvcc() -> str | None:
@@ -132,8 +132,9 @@ class _Nvrtc:
 
     def __init__(self, path: str):
         # The 13.0 wheels have no run path: the library finds its builtins only if they are loaded already.
-        for builtins in _newest_first(os.path.join(os.path.dirname(path), "libnvrtc-builtins*.so*")) if os.path.sep in path else ():
-            C.CDLL(builtins)
+        if os.path.sep in path:
+            for builtins in _newest_first(os.path.join(os.path.dirname(path), "libnvrtc-builtins*.so*")):
+                C.CDLL(builtins)
         self.path, self.lib = path, C.CDLL(path)
         self.lib.nvrtcGetErrorString.restype = C.c_char_p
         major, minor, count = C.c_int(), C.c_int(), C.c_int()
@@ -170,7 +171,7 @@ class _Nvrtc:
             self.lib.nvrtcDestroyProgram(C.byref(program))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(path: str) -> _Nvrtc | None:
     try:
         return _Nvrtc(path)
@@ -194,7 +195,7 @@ def _with_nvrtc(lib: _Nvrtc, source: str, arch: str, options: Sequence[str], nam
 
 # ------------------------------------------------------------------ nvcc
 
-@lru_cache(maxsize=None)
+@cache
 def _nvcc_release(nvcc: str) -> str:
     out = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
     m = re.search(r"V(\d[\d.]*)", out)
@@ -206,7 +207,8 @@ def _with_nvcc(nvcc: str, source: str, arch: str, options: Sequence[str], name: 
         path, out = os.path.join(folder, os.path.basename(name)), os.path.join(folder, "out.cubin")
         with open(path, "w", encoding="utf-8") as f:
             f.write(source)
-        command = [nvcc, f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}", "-cubin", *_OPTIONS, *options, "-o", out, path]
+        target = f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"
+        command = [nvcc, target, "-cubin", *_OPTIONS, *options, "-o", out, path]
         done = subprocess.run(command, capture_output=True, text=True)
         log = (done.stdout + done.stderr).replace(folder + os.path.sep, "")
         if done.returncode:
