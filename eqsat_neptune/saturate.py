@@ -1,0 +1,153 @@
+"""From a program to its saturated e-graph, in phases: algebra and contractions; folds, found and derived; splits.
+
+Between single steps of a phase the normalisations and analyses run to fixpoint.
+"""
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from .egraph import EGraph, Graph, Limits, Phase, literal
+from .program import Program
+from .rules import analyses, declared
+from .rules.rule import Rule
+from .terms import Affine, Term, ViewMap, base, inner, outer, postorder
+
+SETTLE = "(saturate (seq (run ix) (run norm) (run an)))"
+RULESETS = ("ix", "norm", "an", "sums", "algebra", "contract", "split", "expand")
+
+
+@dataclass
+class Saturated:
+    """What saturation gives.  `stats`: one entry a phase; `folds`: the merges that were derived or rejected, as text."""
+    graph: Graph
+    stats: list[Phase] = field(default_factory=list)
+    folds: list[str] = field(default_factory=list)
+
+    @property
+    def stop(self) -> str:
+        """Why saturation ended: "fixpoint", or the first limit that was met."""
+        return next((p.stop for p in self.stats if p.stop != "fixpoint"), "fixpoint")
+
+
+def declarations(rules: Sequence[Rule]) -> list[str]:
+    """Everything the engine must know, as egglog text."""
+    return [" ".join(f"(ruleset {r})" for r in RULESETS), *analyses.ALL, *declared.LATER, *declared.VOLUMES, *(r.egglog for r in rules),
+            f"(ruleset tables) (rule () ({' '.join(analyses.tables())}) :ruleset tables) (run-schedule (run tables))"]
+
+
+def engine(rules: Sequence[Rule]) -> EGraph:
+    """An e-graph with these rules beside the analyses."""
+    return EGraph(lambda: declarations(rules), tuple(r.egglog for r in rules) if rules is not declared.RULES else "all")
+
+
+def strings(xs: Iterable[str]) -> str:
+    xs = list(xs)
+    return "(set-of " + " ".join(f'"{x}"' for x in xs) + ")" if xs else "(set-empty)"
+
+
+def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), extra: Iterable[Term] = ()) -> None:
+    """Load the outputs of a program (class i gets handle i), what is known of its inputs and axes; `extra` terms too."""
+    eg.extents = dict(program.axes)
+    split = frozenset(splittable)
+    roots = [*(o.term for o in program.outputs), *extra]
+    for i, t in enumerate(roots):
+        eg.act(f"(set (handle {i}) {eg.name(t)})")
+    views: dict[ViewMap, None] = {}
+    axes: dict[str, None] = {}
+    for t in postorder(roots):
+        x = eg.name(t)
+        if t.op == "input":
+            lo, hi, inside = _range(program, t)
+            eg.act(f'(set (has "finite" {x}) ()) (set (free {x}) {strings(leaf for a in _input_axes(t) for leaf in leaves(eg.axis(a), eg, split))})')
+            if not inside:
+                lo, hi = min(lo, 0.0), max(hi, 0.0)
+            if lo > -math.inf:
+                eg.act(f"(set (lz {x}) {literal(lo)})")
+            if hi < math.inf:
+                eg.act(f"(set (hz {x}) {literal(hi)})")
+        elif t.op == "view":
+            views[t.attr] = None                            # type: ignore[index]
+        for a in sorted(t.free | ({t.attr[-1]} if t.op in ("red", "fold") else set()), key=eg.axis):     # type: ignore[index]
+            axes[base(a)] = None
+    for m in views:
+        _view_facts(eg, m, program.axes, split)
+        for a, ix in m:
+            axes.update(dict.fromkeys([a, *ix.axes]))
+    for a in axes:
+        _axis_facts(eg, eg.axis(a), a, program.axes[a], split)
+    eg.flush()
+
+
+def leaves(part: str, eg: EGraph, split: frozenset[str]) -> list[str]:
+    """The smallest parts of a canonical axis (or part)."""
+    if eg.user_axis(part) in split:
+        return leaves(outer(part), eg, split) + leaves(inner(part), eg, split)
+    return [part]
+
+
+def _axis_facts(eg: EGraph, name: str, part: str, extent: int, split: frozenset[str], whole: str = "") -> None:
+    whole = whole or name
+    parts = leaves(name, eg, split)
+    eg.act(f'(set (parts "{name}") {strings(parts)}) (set (extent "{name}") {float(extent)})')
+    if parts == [name]:                                     # the outer part of a split counts 1, the inner one all elements
+        eg.act(f'(leaf-of "{name}" "{whole}") (set (length "{name}") {1.0 if name.endswith(".o") else float(extent)})')
+        return
+    eg.act(f'(splittable "{name}" "{outer(name)}" "{inner(name)}")')
+    for f in (outer, inner):
+        _axis_facts(eg, f(name), f(part), extent, split, whole)
+
+
+def _input_axes(t: Term) -> list[str]:
+    return list(dict.fromkeys(a for ix in t.attr[1] for a in ix.axes))          # type: ignore[index]
+
+
+def _range(program: Program, t: Term) -> tuple[float, float, bool]:
+    """(lo, hi, inside) of an input read through its index: does the index stay in the array?"""
+    name, index = t.attr                                                        # type: ignore[misc]
+    i = program.input(name)
+    inside = all(0 <= lo and hi < n for (lo, hi), n in ((ix.bounds(program.axes), n) for ix, n in zip(index, i.shape)))
+    lo, hi = i.range or ((0.0, 1.0) if i.dtype == "bool" else (-math.inf, math.inf))
+    return lo, hi, inside
+
+
+def _view_facts(eg: EGraph, m: ViewMap, extents: dict[str, int], split: frozenset[str]) -> None:
+    key = eg.key("View", m)
+    bound = [leaf for a, _ in m for leaf in leaves(eg.axis(a), eg, split)]
+    new = dict.fromkeys(leaf for _, ix in m for a in ix.axes for leaf in leaves(eg.axis(a), eg, split))
+    eg.act(f'(reads "{key}" {strings(bound)} {strings(new)})')
+    if all(0 <= lo and hi < extents[a] for a, (lo, hi) in ((a, ix.bounds(extents)) for a, ix in m)):
+        eg.act(f'(inside "{key}")')
+    for a, ix in m:                                         # an injective read along one axis keeps sums of squares
+        if len(ix.terms) == 1 and sum(ix.axes == other.axes for _, other in m) == 1:
+            eg.act(f'(shifted "{key}" "{eg.axis(a)}" "{eg.axis(ix.axes[0])}")')
+
+
+def saturate(program: Program, rules: Sequence[Rule] | None = None, limits: Limits | None = None, splittable: Iterable[str] = ()) -> Saturated:
+    """Saturate a program's e-graph.
+
+    rules: the rewrite rules (all of `rules.RULES` if None).  splittable: axes (whole, or parts like "k.o") whose reductions may be
+    split in two.  If a limit is hit the graph is smaller but as sound, and the phase's `stop` says which.
+    """
+    rules = declared.RULES if rules is None else tuple(rules)
+    limits = limits or Limits()
+    if not all(program.axes.values()):                      # reductions over nothing: the analyses assume that there is something
+        rules, splittable = (), ()
+    with engine(rules) as eg:
+        start = time.perf_counter()
+        load(eg, program, splittable)
+        stats = [Phase("load", 1, eg.nodes(), time.perf_counter() - start, "fixpoint")]
+        out = Saturated(Graph(), stats)
+        stats.append(eg.saturate("sums", f"(seq {SETTLE} (run sums))", limits))
+        stats.append(eg.saturate("algebra", f"(seq {SETTLE} (run sums) (run algebra) (run contract))", limits))
+        eg.run(f"(run-schedule {SETTLE})")
+        if splittable:
+            stats.append(eg.saturate("split", f"(seq {SETTLE} (run split))", replace(limits, iterations=4)))
+            eg.run(f"(run-schedule {SETTLE})")
+        start = time.perf_counter()
+        out.graph = eg.freeze(len(program.outputs))
+        stats.append(Phase("freeze", 1, out.graph.size, time.perf_counter() - start, "fixpoint"))
+    return out

@@ -1,0 +1,162 @@
+"""The rules.  `RULES` is the registry: everything that rewrites terms is here, and every entry is tested by `testing.check_rule`.
+
+Phases: "norm" runs to fixpoint with the analyses before each step of the others; "sums" comes first, then "sums", "algebra" and
+"contract" together; "split" comes last; "expand" runs only in the small e-graph that derives merges (repair.py).
+"""
+from __future__ import annotations
+
+from .rule import Rule
+
+_LN2 = repr(0.6931471805599453)
+
+# ---------------------------------------------------------------- normalisation: shrinks, so nothing sees both sides
+NORMAL = [
+    Rule("single-product", "normal", "(mul x)", "x", law="a product of one factor is the factor", phase="norm", retire=True),
+    Rule("single-sum", "normal", "(add x)", "x", law="a sum of one term is the term", phase="norm", retire=True),
+    Rule("empty-product", "normal", "(mul)", "1.0", law="the empty product is 1", phase="norm", retire=True),
+    Rule("empty-sum", "normal", "(add)", "0.0", law="the empty sum is 0", phase="norm", retire=True),
+    Rule("unit-factor", "normal", "(mul 1.0 rest*)", "(mul rest*)", law="1·x = x", phase="norm", retire=True),
+    Rule("zero-term", "normal", "(add 0.0 rest*)", "(add rest*)", law="0 + x = x", phase="norm", retire=True),
+    Rule("zero-factor", "normal", "(mul 0.0 rest*)", "0.0", when="(all (finite) rest*)", guard="(some rest*)", law="0·x = 0 for finite x",
+         numerics="needs finite", phase="norm", retire=True),
+    Rule("constant-factors", "normal", "(mul (num v) (num w) rest*)", "(mul (num (* v w)) rest*)", law="constants multiply",
+         numerics="reassociates", phase="norm", retire=True),
+    Rule("constant-terms", "normal", "(add (num v) (num w) rest*)", "(add (num (+ v w)) rest*)", law="constants add",
+         numerics="reassociates", phase="norm", retire=True),
+    Rule("constant-reciprocal", "normal", "(recip (num v))", "(num (/ 1.0 v))", when="(!= v 0.0)", law="1/v for a constant v",
+         phase="norm", retire=True),
+    Rule("exp-of-zero", "normal", "(exp 0.0)", "1.0", law="e⁰ = 1", phase="norm", retire=True),
+    Rule("exp-of-minus-infinity", "normal", "(exp -inf)", "0.0", law="e^−∞ = 0", phase="norm", retire=True),
+    Rule("log-of-one", "normal", "(log 1.0)", "0.0", law="log 1 = 0", phase="norm", retire=True),
+    Rule("cancel-factor", "normal", "(mul x (recip x) rest*)", "(mul rest*)", when="(finite x) (nonzero x)", law="x·x⁻¹ = 1, x finite and not 0",
+         numerics="needs finite", phase="norm", retire=True),
+    Rule("cancel-term", "normal", "(add x (mul -1.0 x) rest*)", "(add rest*)", when="(finite x)", law="x − x = 0, x finite",
+         numerics="needs finite", phase="norm", retire=True),
+    Rule("collect-terms", "normal", "(add (mul (num v) ms*) (mul (num w) ms*) rest*)", "(add (mul (num (+ v w)) ms*) rest*)",
+         when="(all (noinf) ms*)", law="vx + wx = (v+w)x, x not infinite", numerics="reassociates", phase="norm", retire=True),
+    Rule("cancel-guarded", "normal", "(mul g (recip g) y (recip z) rest*)", "(mul y (recip z) rest*)",
+         when="(regular m g) (vanish m y) (vanish m z)", phase="norm", numerics="needs finite",
+         law="g/g·y/z = y/z: where the maximum m is finite g is finite and not 0; where it is −∞ both sides are NaN through y/z = 0/0"),
+    Rule("where-same", "normal", "(where c x x)", "x", law="both branches alike", phase="norm", retire=True),
+    Rule("double-reciprocal", "normal", "(recip (recip x))", "x", law="1/(1/x) = x", phase="norm"),
+]
+
+# ---------------------------------------------------------------- sums and products
+ALGEBRA = [
+    Rule("flatten-product", "associativity", "(mul (mul in*) rest*)", "(mul in* rest*)", guard="(fewer in* 8) (fewer rest* 8)",
+         law="(ab)c = abc", numerics="reassociates"),
+    Rule("flatten-sum", "associativity", "(add (add in*) rest*)", "(add in* rest*)", guard="(fewer in* 8) (fewer rest* 8)",
+         law="(a+b)+c = a+b+c", numerics="reassociates", phase="sums"),
+    Rule("reciprocal-of-product", "associativity", "(recip (mul ms*))", "(mul (map (recip _) ms*))", law="1/(ab) = (1/a)(1/b)", numerics="reassociates"),
+    Rule("distribute-number", "distributivity", "(mul (num v) (add as*))", "(add (map (mul (num v) _) as*))",
+         when="(!= v inf) (!= v -inf) (!= v 0.0)", law="v(a+b) = va+vb for a constant v", numerics="reassociates", phase="sums"),
+    Rule("distribute-to-part", "distributivity", "(mul (add as*) rest*)", "(add (mul rest* (add in*)) (mul rest* (add out*)))",
+         when="(all (noinf) rest*)", guard="(redaxis k) (part as* (indep k) out* in*) (some out*) (some in*) (all (indep k) rest*)",
+         law="c(a+b) = ca+cb, c not infinite: to part what does not vary along k", numerics="reassociates", phase="sums"),
+    Rule("exp-of-parted-sum", "exponentials", "(exp (add as*))", "(mul (exp (add out*)) (exp (add in*)))",
+         guard="(redaxis k) (part as* (indep k) out* in*) (some out*) (some in*) (none (partable k) in*)", law="exp(a+b) = exp a · exp b", numerics="needs bound"),
+    Rule("log-of-exp-product", "exponentials", "(log (mul (exp x) rest*))", "(add x (log (mul rest*)))", when="(finite x)",
+         guard="(some rest*)", law="log(eˣ·y) = x + log y", numerics="reassociates"),
+    Rule("log-of-exp", "exponentials", "(log (exp x))", "x", law="log eˣ = x"),
+    Rule("exp-of-log", "exponentials", "(exp (log x))", "x", when="(noinf x) (lz x l) (>= l 0.0)", law="e^log x = x for x ≥ 0"),
+    Rule("exp-of-log-term", "exponentials", "(exp (add (log x) rest*))", "(mul x (exp (add rest*)))", when="(noinf x) (lz x l) (>= l 0.0)",
+         guard="(some rest*)", law="e^(log x + y) = x·eʸ for x ≥ 0", numerics="needs bound"),
+    Rule("exp-of-negated-log-term", "exponentials", "(exp (add (mul -1.0 (log x)) rest*))", "(mul (recip x) (exp (add rest*)))",
+         when="(noinf x) (lz x l) (>= l 0.0)", guard="(some rest*)", law="e^(y − log x) = eʸ/x for x ≥ 0", numerics="needs bound"),
+]
+
+# ---------------------------------------------------------------- reductions
+REDUCTIONS = [
+    Rule("sum-factor-out", "factoring", "(sum k (mul ms*))", "(mul out* (sum k (mul in*)))",
+         when="(part ms* (cofactor k) out* in*)", guard="(some out*) (some in*)", law="Σ c·x = c·Σ x, c not infinite", numerics="reassociates"),
+    Rule("sum-factor-out-guarded", "factoring", "(sum k (mul (exp a) rest*))", "(mul out* (sum k (mul (exp a) in*)))",
+         when="(is m (max k a)) (masked a) (part rest* (regular m) out* in*) (all (noinf) in*) (all (indep k) out*)", guard="(some out*) (none (cofactor k) rest*)",
+         law="Σ g·eᵃ·x = g·Σ eᵃ·x, g finite where m = max a is; where m = −∞ both sides are g·0", numerics="needs bound"),
+    Rule("max-shift-out", "factoring", "(max k (add as*))", "(add out* (max k (add in*)))", when="(part as* (addend k) out* in*)",
+         guard="(some out*) (some in*)", law="max (c + x) = c + max x, c finite", numerics="reassociates", phase="sums"),
+    Rule("min-shift-out", "factoring", "(min k (add as*))", "(add out* (min k (add in*)))", when="(part as* (addend k) out* in*)",
+         guard="(some out*) (some in*)", law="min (c + x) = c + min x, c finite", numerics="reassociates", phase="sums"),
+    Rule("max-scale-out", "factoring", "(max k (mul c rest*))", "(mul c (max k (mul rest*)))", when="(indep k c) (noinf c) (lz c l) (> l 0.0)",
+         guard="(some rest*)", law="max c·x = c·max x, c > 0", phase="sums"),
+    Rule("max-negative-scale-out", "factoring", "(max k (mul c rest*))", "(mul c (min k (mul rest*)))", when="(indep k c) (noinf c) (hz c h) (< h 0.0)",
+         guard="(some rest*)", law="max c·x = c·min x, c < 0", phase="sums"),
+    Rule("min-scale-out", "factoring", "(min k (mul c rest*))", "(mul c (min k (mul rest*)))", when="(indep k c) (noinf c) (lz c l) (> l 0.0)",
+         guard="(some rest*)", law="min c·x = c·min x, c > 0", phase="sums"),
+    Rule("min-negative-scale-out", "factoring", "(min k (mul c rest*))", "(mul c (max k (mul rest*)))", when="(indep k c) (noinf c) (hz c h) (< h 0.0)",
+         guard="(some rest*)", law="min c·x = c·max x, c < 0", phase="sums"),
+]
+
+# ---------------------------------------------------------------- masks
+MASKS = [
+    Rule("mask-shift-out", "masks", "(where c (add as*) -inf)", "(add out* (where c (add in*) -inf))", when="(part as* (addend k) out* in*)",
+         guard="(redaxis k) (some out*) (some in*)", law="where(c, x+y, −∞) = x + where(c, y, −∞), x finite", numerics="needs finite", phase="sums"),
+    Rule("additive-mask", "masks", "(add (where c 0.0 -inf) rest*)", "(where c (add rest*) -inf)", when="(all (masked) rest*)",
+         law="x + where(c, 0, −∞) = where(c, x, −∞), x finite or −∞", phase="sums"),
+    Rule("additive-mask-else", "masks", "(add (where c -inf 0.0) rest*)", "(where c -inf (add rest*))", when="(all (masked) rest*)",
+         law="x + where(c, −∞, 0) = where(c, −∞, x), x finite or −∞", phase="sums"),
+    Rule("mask-of-mask", "masks", "(where c (where d x y) y)", '(where (bi "and" c d) x y)', law="where(c, where(d, x, y), y) = where(c∧d, x, y)", phase="sums"),
+]
+
+# ---------------------------------------------------------------- contractions: order of products, by their number of multiply-adds
+CONTRACTIONS = [
+    Rule("reassociate", "contractions", "(sum l (mul (as p (sum j (as q (mul ab*)))) rest*))", "(sum j (mul a* (sum l (mul b* rest*))))",
+         when="(free-of j rest*) (part ab* (cofactor l) a* b*) (all (finite) b*) (all (finite) rest*)",
+         guard="(some b*) (some rest*) (cheaper ((vol b* rest*) (vol a* b* rest* - l)) ((vol ab*) (vol p rest*)))",
+         law="(AB)C = A(BC)", numerics="reassociates", phase="contract"),
+    Rule("interchange", "contractions", "(sum j (sum k (as q (mul ms*))))", "(sum k (sum j (mul ms*)))", when="(finite q)", guard="(!= j k)",
+         law="ΣΣ x = ΣΣ x in any order", numerics="reassociates", phase="contract"),
+    Rule("merge-products", "contractions", "(add (sum k (mul x a*)) (sum k (mul x b*)) rest*)", "(add (sum k (mul x (add (mul a*) (mul b*)))) rest*)",
+         when="(finite x) (all (finite) a*) (all (finite) b*)", guard="(some a*) (some b*) (cheaper ((vol a* b*) (vol x a* b*)) ((vol x a*) (vol x b*)))",
+         law="XA + XB = X(A+B)", numerics="reassociates", phase="contract"),
+    Rule("merge-low-rank", "contractions", "(add (sum k (mul x w*)) (sum r (mul (as p (sum k (mul x a*))) b*)) rest*)",
+         "(add (sum k (mul x (add (mul w*) (sum r (mul a* b*))))) rest*)",
+         when="(free-of r x w*) (free-of k b*) (finite x) (all (finite) w*) (all (finite) a*) (all (finite) b*)",
+         guard="(some a*) (some b*) (some w*) (cheaper ((vol a* b*) (vol w* a* b* - r)) ((vol x a*) (vol p b*)))",
+         law="XW + (XA)B = X(W + AB)", numerics="reassociates", phase="contract"),
+    Rule("distribute-smaller", "contractions", "(sum k (mul (add as*) rest*))", "(add (sum k (mul (add in*) rest*)) (sum k (mul (add out*) rest*)))",
+         when="(all (finite) rest*) (all (finite) as*)",
+         guard="(part as* (indep j) out* in*) (some out*) (some in*) (some rest*) (all (indep j) rest*)",
+         law="Σ c(a+b) = Σ ca + Σ cb, where one side lacks an axis", numerics="reassociates", phase="contract"),
+]
+
+# ---------------------------------------------------------------- tensors under other names
+VIEWS = [
+    Rule("view-into-product", "views", "(sum k (mul (view m (mul ms*)) rest*))", "(sum k (mul (map (view m _) ms*) rest*))",
+         law="a product read elsewhere is the product of its factors read there"),
+]
+
+# ---------------------------------------------------------------- splits
+SPLITS = [
+    Rule("split-reduction", "splits", "(red f k x)", "(red f o (red f i x))", when="(splittable k o i)", law="⊕ is associative",
+         numerics="reassociates", phase="split"),
+]
+
+# ---------------------------------------------------------------- only where merges are derived: full distribution
+EXPAND = [
+    Rule("distribute", "distributivity", "(mul (add as*) rest*)", "(add (map (mul rest* _) as*))", when="(all (noinf) rest*)", guard="(some rest*)",
+         law="c(a+b) = ca+cb, c not infinite", numerics="reassociates", phase="expand"),
+    Rule("sum-of-sum", "distributivity", "(sum k (add as*))", "(add (map (sum k _) as*))", when="(all (finite) as*)", law="Σ(a+b) = Σa + Σb, finite",
+         numerics="reassociates", phase="expand"),
+    Rule("sum-of-constant", "factoring", "(sum k x)", "(mul x (sum k 1.0))", when="(free-of k x)", law="Σ c = c·Σ 1", numerics="reassociates",
+         phase="expand"),
+]
+
+RULES: tuple[Rule, ...] = (*NORMAL, *ALGEBRA, *REDUCTIONS, *MASKS, *CONTRACTIONS, *VIEWS, *SPLITS, *EXPAND)
+
+# what maps in results leave behind becomes ordinary nodes
+LATER = [
+    *(f'(rule ((= t (Later{n} w ms x))) ((let m (multiset-insert ms x)) (union t ({n} m)) (set (why-{n} m) w) (subsume (Later{n} w ms x))) :ruleset norm)'
+      for n in ("Mul", "Add")),
+    '(rule ((= t (LaterUn w f x))) ((union t (Un f x)) (set (why-Un f x) w) (subsume (LaterUn w f x))) :ruleset norm)',
+    '(rule ((= t (LaterRed w op k x))) ((union t (Red op k x)) (set (why-Red op k x) w) (subsume (LaterRed w op k x))) :ruleset norm)',
+    '(rule ((= t (LaterView w m x))) ((union t (View m x)) (set (why-View m x) w) (subsume (LaterView w m x))) :ruleset norm)',
+    # a view of what has none of the view's axes is the thing itself
+    '(rule ((= t (View m x)) (= s (free x)) (reads m bound new) (= 0 (set-length (set-intersect s bound)))) ((union t x) (subsume (View m x))) :ruleset norm)',
+]
+
+# sizes of sets of axes, on demand
+VOLUMES = [
+    "(rule ((need-volume s) (= 0 (set-length s))) ((set (volume s) 1.0)) :ruleset an)",
+    "(rule ((need-volume s) (= a (set-get s 0))) ((need-volume (set-remove s a))) :ruleset an)",
+    "(rule ((need-volume s) (= a (set-get s 0)) (= v (volume (set-remove s a))) (= n (length a))) ((set (volume s) (* n v))) :ruleset an)",
+]
