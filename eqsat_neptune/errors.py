@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class EqsatError(Exception):
     """Base of all errors.  `hint` is the remedy; `where` is "file:line" in the user's function, if it has one."""
 
     def __init__(self, message: str, hint: str | None = None, where: str | None = None):
         self.message, self.hint, self.where = message, hint, where
-        text = f"{where}: {message}" if where else message
-        super().__init__(f"{text} ({hint})" if hint else text)
+        super().__init__(self._text())
+
+    def at(self, where: str) -> Self:
+        """The same error with its place, once that is known."""
+        self.where = where
+        self.args = (self._text(),)
+        return self
+
+    def _text(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text} ({self.hint})" if self.hint else text
 
 
 class TraceError(EqsatError):
