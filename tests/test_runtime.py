@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from eqsat_neptune.errors import DriverNotFound, InputError, WrongDevice
+from eqsat_neptune.errors import DeviceError, DriverNotFound, InputError, WrongDevice
 from eqsat_neptune.runtime import GpuModule, Launch, TensorMap, arrays, available, driver, module
 from eqsat_neptune.runtime.arrays import require_host, stream_handle, view, view_capsule
 
@@ -244,6 +244,49 @@ def test_kernels_without_arguments_and_empty_grids(fake):
     assert [k[0] for k in fake.launches] == ["a", "c"]
 
 
+def test_overlapping_runs_have_arguments_of_their_own(fake):
+    """The driver may hand the interpreter to another thread before it has read the arguments; here it runs within the launch."""
+    g = GpuModule(b"code", [Launch(name, (1, 1, 1), 32, 0, ("x", constant)) for name, constant in (("f", 7), ("g", 8))])
+    fake.widths, inner, depth = (8, 4), fake.launch, []
+
+    def launch(*args):
+        if len(depth) < 3:
+            depth.append(None)
+            g.run({"x": 100 * len(depth)}, stream=9)
+        return inner(*args)
+
+    fake.launch = launch
+    for i in range(3):
+        fake.launches.clear()
+        depth[:] = [None] * i
+        g.run({"x": 1})
+        assert [v for *_, stream, v in fake.launches if stream == 0] == [[1, 7], [1, 8]]
+        assert sorted(v for *_, stream, v in fake.launches if stream == 9) == [
+            [100 * d, c] for d in range(i + 1, 4) for c in (7, 8)]
+    assert len(g._ready[0]) <= 4
+
+
+def test_other_contexts_and_devices(fake):
+    fake.widths, g = (8,), GpuModule(b"code", [Launch("f", (1, 1, 1), 32, 0, ("x",))])
+    for context, device in ((7, 0), (8, 0), (7, 0), (9, 1), (8, 0)):
+        fake.context = context
+        g.run({"x": context}, device=device)
+    assert [v for *_, v in fake.launches] == [[7], [8], [7], [9], [8]]
+    assert {d: sorted(r.context for r in pool) for d, pool in g._ready.items()} == {0: [7, 8], 1: [9]}
+
+
+def test_a_failed_launch_says_which_and_leaves_the_module_usable(fake):
+    fake.widths, g = (8,), GpuModule(b"code", [Launch("f", (5, 1, 1), 32, 48, ("x",))])
+    inner = fake.launch
+    fake.error = lambda code, doing: DeviceError(f"{doing}: {code}")
+    fake.launch = lambda *args: 701
+    with pytest.raises(DeviceError, match=r"launching f \(grid \(5, 1, 1\), block 32, 48 bytes of shared memory\): 701"):
+        g.run({"x": 1})
+    fake.launch = inner
+    g.run({"x": 2})
+    assert fake.launches[-1][-1] == [2]
+
+
 def test_each_stream_and_capture_has_its_own_workspace(fake, monkeypatch):
     made = []
 
@@ -269,7 +312,7 @@ def test_each_stream_and_capture_has_its_own_workspace(fake, monkeypatch):
     assert run(5, capture=1) == run(5, capture=1) == (3000000, 3001024)
     assert run(5, capture=2) == (4000000, 4001024)
     assert run(5) == (2000000, 2001024)
-    assert [m.address for m in captured] == [3000000, 4000000]
+    assert [w.memory.address for w in captured] == [3000000, 4000000]
     fake.context = 8                                        # another context: loaded again, nothing shared
     assert run(0) == (5000000, 5001024)
 

@@ -1,5 +1,4 @@
 """The runtime on an NVIDIA GPU: run with `pytest -m gpu tests/test_runtime_gpu.py`."""
-import math
 import statistics
 import subprocess
 import sys
@@ -371,7 +370,10 @@ def test_host_time_of_a_launch(torch, cubin, capsys):
     module, sums = axpy(cubin, 128), total(cubin, 128)
     values = {"x": x.data_ptr(), "y": y.data_ptr(), "step_x": 1, "step_y": 1}
     stream = torch.cuda.Stream().cuda_stream
+    module.run(values, stream)
+    call, launch = module._ready[0][-1].calls[0], driver().launch
     figures = {
+        "driver alone": per_call(lambda: launch(call.config_ref, call.function, call.parameters, None)),
         "launch": per_call(lambda: module.run(values, stream)),
         "launch with workspace": per_call(lambda: sums.run({"x": x.data_ptr(), "out": out.data_ptr()}, stream)),
         "three views": per_call(lambda: (view(x, "x"), view(y, "y"), view(out, "out"))),
@@ -381,4 +383,5 @@ def test_host_time_of_a_launch(torch, cubin, capsys):
     }
     with capsys.disabled():
         print("\nhost µs: " + ", ".join(f"{k} {v:.2f}" for k, v in figures.items()))
-    assert all(math.isfinite(v) for v in figures.values()) and figures["launch"] <= 10      # the aim is 5; machines are noisy
+    # The aim is 5 in all.  The driver's share is the machine's (4.6 on one of them), and timings are noisy.
+    assert figures["launch"] <= 10 and figures["launch"] - figures["driver alone"] <= 3

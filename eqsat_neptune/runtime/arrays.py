@@ -10,6 +10,7 @@ import ctypes as C
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,9 @@ class View(NamedTuple):
     keep: object
 
 
+_new = tuple.__new__        # what View(…) calls in the end
+
+
 def view(array: Any, name: str = "array", stream: int = 0) -> View:
     """Where `array` lies.  `stream` is where it will be read: if its owner still works on it elsewhere, that stream waits.
 
@@ -41,7 +45,8 @@ def view(array: Any, name: str = "array", stream: int = 0) -> View:
         if array.is_neg():                  # a lazily negated view, such as the imaginary part of a conjugate
             array = array.resolve_neg()
         try:
-            return View(array.data_ptr(), array.shape, array.stride(), _dtype(array.dtype, name), array.get_device(), array)
+            dtype = _dtype(array.dtype, name)
+            return _new(View, (array.data_ptr(), array.shape, array.stride(), dtype, array.get_device(), array))
         except RuntimeError as e:           # sparse, fake and other tensors without storage of their own
             raise InputError(f"{name} is no strided tensor: {str(e).partition(chr(10))[0]}", f"pass {name}.to_dense()") from None
     if isinstance(array, np.ndarray | np.generic | int | float | complex | list | tuple):
@@ -99,7 +104,9 @@ def _in_elements(strides: Sequence[int], itemsize: int, name: str) -> tuple[int,
     return tuple(s // itemsize for s in strides)
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=1024)
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides, in elements."""
     return tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
 
 
@@ -194,6 +201,11 @@ def empty_like(array: Any, shape: tuple[int, ...], dtype: str, device: int, stre
     if torch is not None and isinstance(array, torch.Tensor):
         kind = getattr(torch, dtype)
         if stream is None:
+            try:                            # the same allocation with a third of the overhead, for the current device
+                if torch._C._cuda_getDevice() == device:
+                    return torch._C._dynamo.guards._empty_strided_cuda(shape, _contiguous(shape), kind)
+            except AttributeError:
+                pass
             return torch.empty(shape, dtype=kind, device=array.device)
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device) if stream else torch.cuda.default_stream(device)):
             return torch.empty(shape, dtype=kind, device=array.device)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes as C
 import hashlib
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from operator import itemgetter
+from typing import Any
 
+from ..errors import DeviceError
 from ..program import DTYPES
 from .driver import DeviceMemory, Driver, driver, launch_config
 
@@ -70,72 +70,80 @@ class GpuModule:
         for name, size in (workspaces or {}).items():
             self.offsets[name] = self.workspace_size
             self.workspace_size += -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
-        self._loaded: dict[int | None, _Loaded] = {}                    # by context
-        self._lock = threading.Lock()               # an argument block holds the values of one run at a time
-        self._driver: Driver | None = None
-        self._current = C.c_void_p()
-        self._current_ref = C.byref(self._current)
+        self._workspaces: dict[tuple[int | None, int, int, int], _Workspace] = {}
+        self._lock = threading.Lock()
+        # By device, what is ready to run and not running, last used last.  Taking from a list and adding to it are atomic.
+        self._ready: dict[int, list[_Ready]] = {}
 
     def load(self, device: int = 0) -> None:
         """Loads the code on a device ahead of the first run."""
-        with self._lock, driver().activate(device):
-            self._load(device)
+        with driver().activate(device):
+            self._give(device, self._take(device))
 
     def run(self, values: Mapping[str, int], stream: int = 0, device: int = 0) -> None:
         """Launches everything on a stream (a handle; 0: the default stream) of a device.
 
         `values` holds what the launches name: addresses of buffers, strides, extents.  The caller keeps the buffers alive as
         the libraries that own them demand: until the work in the stream is done, or by their stream-ordered allocators."""
-        with self._lock:
-            d = self._driver
-            if d is None:
-                d = self._driver = driver()
-            d.get_context(self._current_ref)
-            loaded = self._loaded.get(self._current.value)
-            if loaded is not None and loaded.device == device:
-                loaded.run(values, stream)
-                return
-            with d.activate(device):                # another device's context is current, or none, or a new one
-                self._load(device).run(values, stream)
+        pool = self._ready.get(device)
+        if pool:
+            try:
+                ready = pool.pop()
+            except IndexError:                      # another thread was faster
+                pass
+            else:
+                ready.get_context(ready.current_ref)
+                if ready.current.value == ready.context:
+                    self._run(ready, values, stream)
+                    pool.append(ready)
+                    return
+                pool.append(ready)
+        with driver().activate(device):             # a first run, one beside others, or another context is current
+            ready = self._take(device)
+            self._run(ready, values, stream)
+            self._give(device, ready)
 
-    def _load(self, device: int) -> _Loaded:
-        """The code in the current context, which belongs to the device."""
-        context = driver().current_context()
-        if context not in self._loaded:
-            self._loaded[context] = _Loaded(self, context, device)
-        return self._loaded[context]
-
-
-class _Loaded:
-    """A module in one context."""
-
-    def __init__(self, module: GpuModule, context: int | None, device: int):
-        self.device, self.driver = device, driver()
-        self.offsets, self.workspace_size = module.offsets, module.workspace_size
-        self.workspaces: dict[tuple[int, int, int], tuple[DeviceMemory, dict[str, int]]] = {}
-        with self.driver.uncaptured():
-            code = _load_code(module.cubin, context)
-            self.launches = [_prepare(self.driver, code, launch) for launch in module.launches if 0 not in launch.grid]
-
-    def run(self, values: Mapping[str, int], stream: int) -> None:
+    def _run(self, ready: _Ready, values: Mapping[str, int], stream: int) -> None:
         if self.workspace_size:
-            values = {**values, **self.workspace(stream)}
-        for launch in self.launches:
-            launch(values, stream)
+            with self._lock:                        # two threads on one stream must not mix their launches
+                ready.run(values, stream, self._workspace(ready, stream))
+        else:
+            ready.run(values, stream, None)
 
-    def workspace(self, stream: int) -> dict[str, int]:
-        capture = self.driver.capture_id(stream)
-        key = (stream, capture, threading.get_ident() if stream == _PER_THREAD_STREAM else 0)
-        found = self.workspaces.get(key)
+    def _give(self, device: int, ready: _Ready) -> None:
+        self._ready.setdefault(device, []).append(ready)
+
+    def _take(self, device: int) -> _Ready:
+        """Something ready for the current context, which belongs to the device."""
+        context, pool = driver().current_context(), self._ready.setdefault(device, [])
+        for ready in tuple(pool):
+            if ready.context == context:
+                try:
+                    pool.remove(ready)
+                except ValueError:                  # another thread was faster
+                    continue
+                return ready
+        return _Ready(self, context)
+
+    def _workspace(self, ready: _Ready, stream: int) -> _Workspace:
+        capture = ready.driver.capture_id(stream)
+        key = (ready.context, stream, capture, threading.get_ident() if stream == _PER_THREAD_STREAM else 0)
+        found = self._workspaces.get(key)
         if found is None:
-            memory = DeviceMemory(self.workspace_size)
+            found = self._workspaces[key] = _Workspace(self.workspace_size, self.offsets)
             if capture:
-                _captured.append(memory)
-            found = self.workspaces[key] = memory, {name: memory.address + o for name, o in self.offsets.items()}
-        return found[1]
+                _captured.append(found)
+        return found
 
 
-_captured: list[DeviceMemory] = []                  # workspaces that graphs use; a graph does not say when it ends
+class _Workspace:
+    def __init__(self, size: int, offsets: Mapping[str, int]):
+        self.memory = DeviceMemory(size)
+        self.addresses = {name: self.memory.address + o for name, o in offsets.items()}
+        self.in_order = tuple(self.addresses.values())
+
+
+_captured: list[_Workspace] = []                    # workspaces that graphs use; a graph does not say when it ends
 _code: dict[tuple[int | None, bytes], C.c_void_p] = {}
 _code_lock = threading.Lock()
 
@@ -149,40 +157,49 @@ def _load_code(cubin: bytes, context: int | None) -> C.c_void_p:
         return _code[key]
 
 
-def _prepare(d: Driver, code: C.c_void_p, launch: Launch) -> Callable[[Mapping[str, int], int], None]:
-    """A function (values, stream) that launches.  The block of arguments is laid out here, once: tensor maps (64-byte aligned),
-    then named values side by side, then constants, each in 8 bytes, of which the driver copies as many as the parameter has."""
-    function = d.function(code, launch.function, launch.smem, launch.cluster)
-    config = launch_config(launch.grid, launch.block, launch.smem, launch.cluster, launch.pdl)
-    maps = [a for a in launch.args if isinstance(a, TensorMap)]
-    names = [a for a in launch.args if isinstance(a, str)]
-    constants = [a for a in launch.args if not isinstance(a, str | TensorMap)]
-    storage = C.create_string_buffer(128 * len(maps) + 8 * (len(names) + len(constants)) + 64)
-    block = memoryview(storage).cast("B")
-    at_maps = -C.addressof(storage) % 64
-    at_names = at_maps + 128 * len(maps)
-    at_constants = at_names + 8 * len(names)
-    struct.pack_into(f"{len(constants)}q", block, at_constants, *constants)
+class _Ready:
+    """A module in the current context with its arguments laid out, for one run at a time.
 
-    map_at, name_at, constant_at = count(at_maps, 128), count(at_names, 8), count(at_constants, 8)
-    places = [next(map_at if isinstance(a, TensorMap) else name_at if isinstance(a, str) else constant_at) for a in launch.args]
-    parameters = (C.c_void_p * max(1, len(places)))(*(C.addressof(storage) + p for p in places))
+    A kernel's parameters are addresses of 8 bytes each, of which the driver copies as many as the parameter has: in `named` for
+    the values given at a run, in `spaces` for workspaces, in `constants`; and of 128 bytes for each tensor map."""
 
-    encoders = [(at, _Encoder(m)) for at, m in zip(count(at_maps, 128), maps)]
-    pack, pick = struct.Struct(f"{len(names)}q").pack_into, _picker(names)
-    config_ref, launch_ex = C.byref(config), d.launch
+    def __init__(self, module: GpuModule, context: int | None):
+        self.driver, self.context = driver(), context
+        self.get_context, self.current = self.driver.get_context, C.c_void_p()
+        self.current_ref = C.byref(self.current)
+        args = [a for launch in module.launches for a in launch.args]
+        names = list(dict.fromkeys(a for a in args if isinstance(a, str) and a not in module.offsets))
+        constants = list(dict.fromkeys(a for a in args if isinstance(a, int)))
+        self.named: Any = (C.c_int64 * len(names))()
+        self.spaces: Any = (C.c_int64 * len(module.offsets))()
+        self.constants: Any = (C.c_int64 * len(constants))(*constants)
+        self.pick = _picker(names)
+        at: dict[str | int, int] = {}
+        at |= {k: C.addressof(self.named) + 8 * i for i, k in enumerate(names)}
+        at |= {k: C.addressof(self.spaces) + 8 * i for i, k in enumerate(module.offsets)}
+        at |= {k: C.addressof(self.constants) + 8 * i for i, k in enumerate(constants)}
+        self.calls: list[_Call] = []
+        with self.driver.uncaptured():
+            code = _load_code(module.cubin, context)
+            for launch in module.launches:
+                if 0 not in launch.grid:
+                    self.calls.append(_Call(self.driver, code, launch, at, module.offsets))
 
-    def run(values: Mapping[str, int], stream: int) -> None:
-        pack(block, at_names, *pick(values))
-        for at, encoder in encoders:
-            block[at:at + 128] = encoder.encoded(values)
-        config.stream = stream
-        error = launch_ex(config_ref, function, parameters, None)
-        if error:
-            what = f"grid {launch.grid}, block {launch.block}, {launch.smem} bytes of shared memory"
-            raise d.error(error, f"launching {launch.function} ({what})")
+    def run(self, values: Mapping[str, int], stream: int, workspace: _Workspace | None) -> None:
+        self.named[_ALL] = self.pick(values)
+        if workspace is not None:
+            self.spaces[_ALL] = workspace.in_order
+        launch = self.driver.launch
+        for call in self.calls:
+            for m in call.maps:
+                m.update(values, workspace)
+            call.config.stream = stream
+            error = launch(call.config_ref, call.function, call.parameters, None)
+            if error:
+                raise call.failed(error)
 
-    return run
+
+_ALL = slice(None)
 
 
 def _picker(names: Sequence[str]) -> Callable[[Mapping[str, int]], tuple[int, ...]]:
@@ -192,23 +209,58 @@ def _picker(names: Sequence[str]) -> Callable[[Mapping[str, int]], tuple[int, ..
     return itemgetter(*names)
 
 
-class _Encoder:
-    """Descriptors of a tensor-map argument.  They depend on nothing but the key, and layers of a network take turns."""
+class _Call:
+    """One launch.  `at`: where the value of a name or a constant lies in host memory."""
+    __slots__ = ("config", "config_ref", "driver", "function", "launch", "maps", "parameters")
 
-    def __init__(self, tensor_map: TensorMap):
-        self.map, self.kept = tensor_map, dict[tuple[int, ...], bytes]()
-        self.rank = len(tensor_map.dims)
+    def __init__(self, d: Driver, code: C.c_void_p, launch: Launch, at: Mapping[str | int, int], offsets: Mapping[str, int]):
+        self.driver, self.launch = d, launch
+        self.function = d.function(code, launch.function, launch.smem, launch.cluster)
+        self.config = launch_config(launch.grid, launch.block, launch.smem, launch.cluster, launch.pdl)
+        self.config_ref = C.byref(self.config)
+        self.maps: list[_Descriptor] = []
+        places = []
+        for a in launch.args:
+            if isinstance(a, TensorMap):
+                self.maps.append(_Descriptor(a, a.buffer in offsets))
+                places.append(self.maps[-1].address)
+            else:
+                places.append(at[a])
+        self.parameters = (C.c_void_p * max(1, len(places)))(*places)
 
-    def encoded(self, values: Mapping[str, int]) -> bytes:
+    def failed(self, error: int) -> DeviceError:
+        k = self.launch
+        what = f"grid {k.grid}, block {k.block}, {k.smem} bytes of shared memory"
+        return self.driver.error(error, f"launching {k.function} ({what})")
+
+
+class _Descriptor:
+    """A tensor-map argument: 128 bytes in host memory.  What they hold depends on nothing but the key, so the latest are kept:
+    the layers of a network take turns."""
+
+    def __init__(self, tensor_map: TensorMap, in_workspace: bool):
+        self.map, self.in_workspace, self.kept = tensor_map, in_workspace, dict[tuple[int, ...], bytes]()
+        self.storage = C.create_string_buffer(128 + 64)
+        skip = -C.addressof(self.storage) % 64
+        self.address = C.addressof(self.storage) + skip
+        self.bytes = memoryview(self.storage).cast("B")[skip:skip + 128]
+        self.steps = (*tensor_map.dims, *tensor_map.strides)
+        self.key: tuple[int, ...] | None = None
+
+    def update(self, values: Mapping[str, int], workspace: _Workspace | None) -> None:
         m = self.map
-        key = (values[m.buffer], *[values[d] if isinstance(d, str) else d for d in (*m.dims, *m.strides)])
-        found = self.kept.get(key)
-        if found is None:
+        base = workspace.addresses[m.buffer] if self.in_workspace and workspace else values[m.buffer]
+        key = (base, *[values[d] if isinstance(d, str) else d for d in self.steps])
+        if key == self.key:
+            return
+        if key in self.kept:
+            self.bytes[:] = self.kept[key]
+        else:
+            rank = len(m.dims)
+            self.key = None                         # in case it cannot be encoded
+            driver().encode_tensor_map(self.address, m.dtype, base, key[1:1 + rank], key[1 + rank:],
+                                       m.box, m.swizzle, DTYPES[m.dtype])
             if len(self.kept) >= _MAPS_KEPT:
                 self.kept.clear()
-            buffer = C.create_string_buffer(128 + 64)
-            skip = -C.addressof(buffer) % 64
-            driver().encode_tensor_map(C.addressof(buffer) + skip, m.dtype, key[0], key[1:1 + self.rank], key[1 + self.rank:],
-                                       m.box, m.swizzle, DTYPES[m.dtype])
-            found = self.kept[key] = buffer.raw[skip:skip + 128]
-        return found
+            self.kept[key] = bytes(self.bytes)
+        self.key = key
