@@ -1,0 +1,55 @@
+"""What the emitters must know of a GPU architecture.  Everything else is behind the primitives of its device headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ...errors import TargetError
+
+DEVICE = Path(__file__).resolve().parent.parent / "device"
+
+
+@dataclass(frozen=True)
+class Arch:
+    """warp: lanes that run together.  fragment: (rows, columns, inner elements) of one matrix instruction; row_slots and
+    column_slots: rows and columns of its result that one lane holds, column_run of them adjacent.
+    shared: bytes of shared memory that one block may have; shared_sm: that all blocks of a multiprocessor share.
+    registers: 32-bit registers of a multiprocessor.  headers: device headers, in the order in which they are inlined."""
+
+    name: str
+    warp: int
+    fragment: tuple[int, int, int]
+    row_slots: int
+    column_slots: int
+    column_run: int
+    shared: int
+    shared_sm: int
+    registers: int
+    headers: tuple[str, ...]
+
+    @property
+    def prelude(self) -> str:
+        """The device headers, as the head of a self-contained translation unit."""
+        return "\n".join((DEVICE / h).read_text(encoding="utf-8") for h in self.headers)
+
+
+_NVIDIA = ("sm80.cuh", "mma16816.cuh", "tiles.cuh")
+_SHARED = {80: (163, 164), 86: (99, 100), 87: (163, 164), 89: (99, 100), 90: (227, 228), 100: (227, 228), 103: (227, 228), 120: (99, 100)}
+
+
+@cache
+def cuda_arch(name: str) -> Arch:
+    """The architecture of a target like "sm_90a"."""
+    digits = name.removeprefix("sm_").rstrip("af")
+    if not digits.isdigit() or int(digits) < 80:
+        raise TargetError(f"no CUDA code for {name}", "tensor cores as used here begin with sm_80")
+    known = max((n for n in _SHARED if n <= int(digits)), default=80)
+    block, sm = _SHARED[known]
+    return Arch(name, 32, (16, 8, 16), 2, 2, 2, block * 1024, sm * 1024, 65536, _NVIDIA)
+
+
+def emulator_arch(shared: int = 227) -> Arch:
+    """sm_80 on the CPU (see device/emulator.h); `shared` in KiB."""
+    return Arch("emulator", 32, (16, 8, 16), 2, 2, 2, shared * 1024, 228 * 1024, 65536, ("emulator.h", *_NVIDIA[1:]))

@@ -1,0 +1,187 @@
+"""Tile program → tile program: constants that multiply what goes into an exponential move into it.
+
+Every value v is kept as f·v' with a constant f > 0, so that exp(c·s − c·m) becomes exp2(s·(c·log₂e) − m·(c·log₂e)): one
+multiply-add for each element, the second product once a row.  Positive factors pass through max, min, comparisons with 0 and
+±∞, `where` with such a constant, sums of equal factors, and carried max and min pivots.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..lower import live
+from ..tile import Carry, Const, Contract, Gather, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, walk
+
+LOG2E = 1.0 / math.log(2.0)
+_FIXED = (0.0, math.inf, -math.inf)  # f·x = x for every f > 0
+
+
+def fold_exponentials(p: TileProgram) -> TileProgram:
+    return _Scaling(p).run()
+
+
+class _Scaling:
+    def __init__(self, p: TileProgram):
+        self.p = p
+        self.count = max((s.out.id for s in walk(p.body) if not isinstance(s, Loop | Store)), default=0)
+        for s in walk(p.body):
+            if isinstance(s, Loop):
+                self.count = max([self.count, *(v.id for c in s.carries for v in (c.init, c.phi, c.next, c.out))])
+        self.constants: dict[int, float] = {}
+        self.new_constants: dict[str, Value] = {}
+        self.reps: dict[int, tuple[Value, float]] = {}
+        self.made: dict[tuple[int, float], Value] = {}  # (value, factor) → product
+        self.defs: dict[int, Stmt] = {}
+
+    def run(self) -> TileProgram:
+        body = self.block(self.p.body)
+        consts: tuple[Stmt, ...] = tuple(Const(v, float.fromhex(h)) for h, v in self.new_constants.items())
+        return replace(self.p, body=live(consts + body, set()))
+
+    def new(self, axes: tuple[str, ...]) -> Value:
+        self.count += 1
+        return Value(self.count, axes)
+
+    def const(self, x: float) -> Value:
+        if x.hex() not in self.new_constants:
+            self.new_constants[x.hex()] = v = self.new(())
+            self.constants[v.id] = x
+        return self.new_constants[x.hex()]
+
+    def rep(self, v: Value) -> tuple[Value, float]:
+        return self.reps.get(v.id, (v, 1.0))
+
+    def times(self, v: Value, f: float, out: list[Stmt]) -> Value:
+        """f·v for a value of the new program."""
+        if f == 1.0 or self.constants.get(v.id) in _FIXED:
+            return v
+        if v.id in self.constants:
+            return self.const(self.constants[v.id] * f)
+        if (v.id, f) not in self.made:
+            self.made[v.id, f] = self.new(v.axes)
+            out.append(Map(self.made[v.id, f], "mul", (v, self.const(f))))
+        return self.made[v.id, f]
+
+    def plain(self, v: Value, out: list[Stmt]) -> Value:
+        return self.times(*self.rep(v), out)
+
+    def block(self, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            new = self.statement(s, out)
+            if new is not None:
+                out.append(new)
+                if not isinstance(new, Loop | Store):
+                    self.defs[new.out.id] = new
+        return tuple(out)
+
+    def statement(self, s: Stmt, out: list[Stmt]) -> Stmt | None:
+        match s:
+            case Const():
+                self.constants[s.out.id] = s.value
+                return s
+            case Map():
+                return self.map(s, out)
+            case Reduce(op="max" | "min"):
+                x, f = self.rep(s.arg)
+                if s.acc is None:
+                    self.reps[s.out.id] = s.out, f
+                    return replace(s, arg=x)
+                a, g = self.rep(s.acc)
+                if self.constants.get(a.id) in _FIXED:
+                    g = f
+                if f == g:
+                    self.reps[s.out.id] = s.out, f
+                    return replace(s, arg=x, acc=a)
+                return replace(s, arg=self.times(x, f, out), acc=self.times(a, g, out))
+            case Reduce():
+                return replace(s, arg=self.plain(s.arg, out), acc=s.acc and self.plain(s.acc, out))
+            case Contract():
+                return replace(s, a=self.plain(s.a, out), b=self.plain(s.b, out), acc=s.acc and self.plain(s.acc, out))
+            case Gather():
+                return replace(s, position=self.plain(s.position, out))
+            case Store():
+                return replace(s, arg=self.plain(s.arg, out))
+            case Loop():
+                return self.loop(s, out)
+        return s
+
+    def map(self, s: Map, out: list[Stmt]) -> Stmt | None:
+        reps = [self.rep(a) for a in s.args]
+        values = [self.constants.get(v.id) for v, _ in reps]
+        if s.fn == "mul":
+            scale = [c for c in values if c is not None]
+            rest = [r for r, c in zip(reps, values) if c is None]
+            f = math.prod(scale)
+            if len(rest) == 1 and len(scale) > 0 and 0 < f < math.inf and 1e-20 < f * rest[0][1] < 1e20:
+                self.reps[s.out.id] = rest[0][0], rest[0][1] * f
+                return None
+        elif s.fn == "where":
+            c = self.plain(s.args[0], out)
+            common = self.common(reps[1:], values[1:])
+            if common is not None:
+                self.reps[s.out.id] = s.out, common
+                return replace(s, args=(c, reps[1][0], reps[2][0]))
+        elif s.fn in ("max", "min", "sub") or (s.fn == "add" and all(c is None for c in values)):
+            common = self.common(reps, values)
+            if common is not None:
+                self.reps[s.out.id] = s.out, common
+                return replace(s, args=tuple(v for v, _ in reps))
+        elif s.fn in ("lt", "le", "eq", "ne"):
+            if self.common(reps, values) is not None:
+                return replace(s, args=tuple(v for v, _ in reps))
+        elif s.fn == "exp":
+            return Map(s.out, "exp2", (self.exponent(*reps[0], LOG2E, out),), s.role)
+        elif s.fn == "exp2":
+            return Map(s.out, "exp2", (self.exponent(*reps[0], 1.0, out),), s.role)
+        return replace(s, args=tuple(self.plain(a, out) for a in s.args))
+
+    def common(self, reps: list[tuple[Value, float]], values: list[float | None]) -> float | None:
+        """The factor that all share, constants 0 and ±∞ aside."""
+        factors = {f for (_, f), c in zip(reps, values) if c not in _FIXED}
+        return factors.pop() if len(factors) == 1 else None
+
+    def exponent(self, v: Value, f: float, base: float, out: list[Stmt]) -> Value:
+        """v·f·base, with the product moved into a difference."""
+        d = self.defs.get(v.id)
+        if isinstance(d, Map) and d.fn == "sub" and f * base != 1.0:
+            new = Map(self.new(v.axes), "sub", tuple(self.times(a, f * base, out) for a in d.args))
+            out.append(new)
+            return new.out
+        return self.times(v, f * base, out)
+
+    # ---- loops
+    def loop(self, s: Loop, out: list[Stmt]) -> Stmt:
+        inits = {c.phi.id: self.rep(c.init) for c in s.carries}
+        factors = self.pivot_factors(s, inits)
+        carries = []
+        for c in s.carries:
+            f = factors.get(c.phi.id, 1.0)
+            init, g = inits[c.phi.id]
+            start = self.const(self.constants[init.id] / f) if f != 1.0 else self.times(init, g, out)
+            self.reps[c.phi.id] = c.phi, f
+            carries.append((c, start, f))
+        body = list(self.block(s.body))
+        done = []
+        for c, start, f in carries:
+            v, g = self.rep(c.next)
+            nxt = v if g == f else self.times(v, g / f, body)
+            self.reps[c.out.id] = c.out, f
+            done.append(Carry(start, c.phi, nxt, c.out, c.kind, c.op))
+        return Loop(s.axis, tuple(done), tuple(body), s.constraints)
+
+    def pivot_factors(self, s: Loop, inits: dict[int, tuple[Value, float]]) -> dict[int, float]:
+        """Factors of carried max and min pivots: those of what they are the maximum of, found by a trial run of the body."""
+        pivots = {}
+        for r in s.body:
+            if isinstance(r, Reduce) and r.op in ("max", "min") and r.acc is not None:
+                for c in s.carries:
+                    if c.next == r.out and c.phi == r.acc and inits[c.phi.id][0].id in self.constants:
+                        pivots[c.phi.id] = r.arg
+        if not pivots:
+            return {}
+        trial = _Scaling(self.p)
+        trial.count, trial.constants, trial.reps, trial.defs = self.count, dict(self.constants), dict(self.reps), dict(self.defs)
+        trial.block(s.body)
+        return {phi: trial.rep(arg)[1] for phi, arg in pivots.items()}

@@ -1,0 +1,305 @@
+// The primitives of sm80.cuh on the CPU, to check emitted kernels without a GPU: a fibre for each thread; what a warp does
+// together is done by the last lane to arrive; asynchronous copies land as late as they may.
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#define DEV static inline __attribute__((always_inline))
+#define MEMBER inline __attribute__((always_inline))
+#define KERNEL(threads, blocks) static void
+#define INLINE_LAMBDA
+#define __restrict__ __restrict
+#define __device__
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef unsigned long long u64;
+typedef int8_t i8;
+typedef int16_t i16;
+typedef int32_t i32;
+typedef long long i64;
+
+constexpr int WARP = 32;
+
+namespace emulator {
+constexpr int MAX_THREADS = 1024, STACK = 256 * 1024;
+struct Copy { u32 to; const void* from; int bytes, group; };
+
+// ---- fibres: a dozen instructions on x86-64, ucontext elsewhere
+#if defined(__x86_64__)
+struct Context { void* sp; };
+extern "C" void emulator_switch(void** from, void* to);
+asm(".text\nemulator_switch:\n"
+    "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
+    "mov %rsp,(%rdi)\nmov %rsi,%rsp\n"
+    "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbx\npop %rbp\nret\n");
+static void switch_to(Context& from, Context& to) { emulator_switch(&from.sp, to.sp); }
+static void prepare(Context& c, char* stack, size_t size, void (*f)(), Context&) {
+    void** top = (void**)(stack + size - 64);
+    *--top = nullptr;                                          // keeps the stack aligned at f's entry
+    *--top = (void*)f;
+    for (int i = 0; i < 6; ++i) *--top = nullptr;
+    c.sp = top;
+}
+#else
+struct Context { ucontext_t u; };
+static void switch_to(Context& from, Context& to) { swapcontext(&from.u, &to.u); }
+static void prepare(Context& c, char* stack, size_t size, void (*f)(), Context& back) {
+    getcontext(&c.u);
+    c.u.uc_stack.ss_sp = stack;
+    c.u.uc_stack.ss_size = size;
+    c.u.uc_link = &back.u;
+    makecontext(&c.u, f, 0);
+}
+#endif
+
+struct Thread {
+    Context context;
+    int index, groups;
+    bool done;
+    Copy copies[4096];
+    int copy_count;
+};
+struct Warp {
+    int arrived, generation;
+    const void* in[WARP];
+    void* out[WARP];
+};
+static Thread* threads;
+static Warp warps[MAX_THREADS / WARP];
+static char* stacks;
+static Context scheduler;
+static Thread* self;
+static int thread_count, block_arrived, block_generation;
+static i64 block;
+static u32 order;                   // seed of the order in which threads run
+static void (*body)(void**);
+static void** arguments;
+static u32 shared_size;
+
+static void yield() { switch_to(self->context, scheduler); }
+static void fail(const char* what) { fprintf(stderr, "emulator: %s (block %lld, thread %d)\n", what, block, self ? self->index : -1); abort(); }
+
+// All lanes of a warp meet; the last to arrive runs `act` on the arguments of all.
+template <class Act> static void meet(const void* in, void* out, Act act) {
+    Warp& w = warps[self->index / WARP];
+    const int lane = self->index % WARP;
+    w.in[lane] = in; w.out[lane] = out;
+    if (++w.arrived == WARP) {
+        act(w.in, w.out);
+        w.arrived = 0; w.generation++;
+    } else {
+        const int g = w.generation;
+        while (w.generation == g) yield();
+    }
+}
+static void start() { body(arguments); self->done = true; for (;;) yield(); }
+}  // namespace emulator
+
+static u8* shared_memory;
+static void check_shared(u32 at, u32 bytes) { if (at + bytes > emulator::shared_size || at % bytes) emulator::fail("shared access out of range or misaligned"); }
+
+DEV int thread_index() { return emulator::self->index; }
+DEV i64 block_index() { return emulator::block; }
+DEV int lane_index() { return emulator::self->index % WARP; }
+DEV int warp_index() { return emulator::self->index / WARP; }
+static void block_sync() {
+    using namespace emulator;
+    if (++block_arrived == thread_count) { block_arrived = 0; block_generation++; return; }
+    const int g = block_generation;
+    while (block_generation == g) yield();
+}
+static void warp_sync() { emulator::meet(nullptr, nullptr, [](const void**, void**) {}); }
+template <typename T> static T shuffle_xor(T x, int mask) {
+    T out;
+    struct In { T x; int mask; } in{x, mask};
+    emulator::meet(&in, &out, [](const void** i, void** o) {
+        for (int l = 0; l < WARP; ++l) *(T*)o[l] = ((const In*)i[l ^ ((const In*)i[l])->mask])->x;
+    });
+    return out;
+}
+static bool warp_any(bool x) {
+    bool out;
+    emulator::meet(&x, &out, [](const void** i, void** o) {
+        bool any = false;
+        for (int l = 0; l < WARP; ++l) any |= *(const bool*)i[l];
+        for (int l = 0; l < WARP; ++l) *(bool*)o[l] = any;
+    });
+    return out;
+}
+
+template <typename T> static T load_shared(u32 at) { check_shared(at, sizeof(T)); T x; memcpy(&x, shared_memory + at, sizeof(T)); return x; }
+template <typename T> static void store_shared(u32 at, T x) { check_shared(at, sizeof(T)); memcpy(shared_memory + at, &x, sizeof(T)); }
+
+static void copy_async(u32 to, const void* from, int bytes) {
+    check_shared(to, 16);
+    if (bytes && (uintptr_t)from % 16) emulator::fail("asynchronous copy from a misaligned address");
+    if (bytes < 0 || bytes > 16) emulator::fail("asynchronous copy of a bad size");
+    emulator::Thread& t = *emulator::self;
+    if (t.copy_count == 4096) emulator::fail("too many copies under way");
+    memset(shared_memory + to, 0xff, 16);                      // NaN until it lands
+    t.copies[t.copy_count++] = {to, from, bytes, t.groups};
+}
+static void copy_commit() { emulator::self->groups++; }
+template <int N> static void copy_wait() {
+    emulator::Thread& t = *emulator::self;
+    int kept = 0;
+    for (int i = 0; i < t.copy_count; ++i) {
+        const emulator::Copy& c = t.copies[i];
+        if (c.group < t.groups - N) {
+            memset(shared_memory + c.to, 0, 16);
+            memcpy(shared_memory + c.to, c.from, c.bytes);
+        } else {
+            t.copies[kept++] = c;
+        }
+    }
+    t.copy_count = kept;
+}
+
+static void load_matrix(u32 (&r)[4], u32 row, bool trans) {
+    struct In { u32 row; bool trans; } in{row, trans};
+    emulator::meet(&in, &r, [](const void** i, void** o) {
+        for (int m = 0; m < 4; ++m) {
+            u16 x[8][8];
+            for (int l = 0; l < 8; ++l) {
+                const u32 at = ((const In*)i[8 * m + l])->row;
+                check_shared(at, 16);
+                memcpy(x[l], shared_memory + at, 16);
+            }
+            for (int l = 0; l < WARP; ++l) {
+                const int a = l / 4, b = l % 4 * 2;
+                const bool t = ((const In*)i[l])->trans;
+                ((u32*)o[l])[m] = t ? x[b][a] | (u32)x[b + 1][a] << 16 : x[a][b] | (u32)x[a][b + 1] << 16;
+            }
+        }
+    });
+}
+static void load_matrix_x4(u32 (&r)[4], u32 row) { load_matrix(r, row, false); }
+static void load_matrix_x4_trans(u32 (&r)[4], u32 row) { load_matrix(r, row, true); }
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+struct f8e4m3 { u8 bits; };
+struct f8e5m2 { u8 bits; };
+
+DEV float bits_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
+DEV u32 float_bits(float x) { u32 y; memcpy(&y, &x, 4); return y; }
+static float half_to_float(u16 h) {
+    const u32 e = h >> 10 & 31, m = h & 1023;
+    const float x = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf((float)(m | 1024), (int)e - 25) : ldexpf((float)m, -24);
+    return h & 0x8000 ? -x : x;
+}
+static u16 float_to_half(float x) {
+    const u16 s = float_bits(x) >> 16 & 0x8000;
+    const float a = fabsf(x);
+    if (a != a) return 0x7fff;
+    if (a >= 65520.0f) return s | 0x7c00;
+    if (a < 6.103515625e-05f) return s | (u16)rintf(a * 16777216.0f);
+    const u32 u = float_bits(a), r = u + 0xfff + (u >> 13 & 1) - (112u << 23);
+    return s | (u16)(r >> 13);
+}
+static u16 float_to_bfloat(float x) {
+    if (x != x) return 0x7fff;
+    const u32 u = float_bits(x);
+    return (u16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+DEV u32 pack(bf16, float lo, float hi) { return float_to_bfloat(lo) | (u32)float_to_bfloat(hi) << 16; }
+DEV u32 pack(f16, float lo, float hi) { return float_to_half(lo) | (u32)float_to_half(hi) << 16; }
+DEV float narrow(bf16, u16 x) { return bits_float((u32)x << 16); }
+DEV float narrow(f16, u16 x) { return half_to_float(x); }
+
+template <typename T> static void mma_16x8x16(T, float& c0, float& c1, float& c2, float& c3, const u32 (&a)[4], u32 b0, u32 b1) {
+    struct In { u32 a[4], b[2]; float c[4]; } in{{a[0], a[1], a[2], a[3]}, {b0, b1}, {c0, c1, c2, c3}};
+    float out[4];
+    emulator::meet(&in, out, [](const void** i, void** o) {
+        float A[16][16], B[16][8];
+        for (int l = 0; l < WARP; ++l) {
+            const In& x = *(const In*)i[l];
+            const int g = l / 4, t = l % 4 * 2;
+            for (int h = 0; h < 2; ++h) {
+                for (int r = 0; r < 4; ++r) A[g + r % 2 * 8][t + r / 2 * 8 + h] = narrow(T{}, (u16)(x.a[r] >> 16 * h));
+                for (int r = 0; r < 2; ++r) B[t + r * 8 + h][g] = narrow(T{}, (u16)(x.b[r] >> 16 * h));
+            }
+        }
+        for (int l = 0; l < WARP; ++l) {
+            const In& x = *(const In*)i[l];
+            for (int e = 0; e < 4; ++e) {
+                const int row = l / 4 + e / 2 * 8, column = l % 4 * 2 + e % 2;
+                float s = x.c[e];
+                for (int k = 0; k < 16; ++k) s += A[row][k] * B[k][column];
+                ((float*)o[l])[e] = s;
+            }
+        }
+    });
+    c0 = out[0]; c1 = out[1]; c2 = out[2]; c3 = out[3];
+}
+
+DEV float exp2_fast(float x) { return exp2f(x); }
+DEV float log2_fast(float x) { return log2f(x); }
+DEV float tanh_fast(float x) { return tanhf(x); }
+DEV float rcp_fast(float x) { return 1.0f / x; }
+DEV float rsqrt_fast(float x) { return 1.0f / sqrtf(x); }
+DEV float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+DEV double rsqrt(double x) { return 1.0 / sqrt(x); }
+DEV float max_nan(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
+DEV float min_nan(float a, float b) { return a != a ? a : b != b ? b : a < b ? a : b; }
+
+template <int N> struct Words { u32 w[N]; };
+template <int N> static Words<N> load_words(const void* p) {
+    if ((uintptr_t)p % (4 * N)) emulator::fail("misaligned load");
+    Words<N> x; memcpy(&x, p, 4 * N); return x;
+}
+template <int N> static void store_words(void* p, const Words<N>& x) {
+    if ((uintptr_t)p % (4 * N)) emulator::fail("misaligned store");
+    memcpy(p, &x, 4 * N);
+}
+
+namespace emulator {
+// Run every block of a grid.  `seed` varies the order of threads: 0 in turn, warp by warp first.
+static void launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, u32 seed) {
+    if (!threads) { threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread)); stacks = (char*)malloc((size_t)MAX_THREADS * STACK); }
+    body = kernel; arguments = args; thread_count = count; shared_size = shared; order = seed;
+    shared_memory = (u8*)aligned_alloc(1024, (shared + 2047) / 1024 * 1024);
+    for (block = 0; block < grid; ++block) {
+        memset(shared_memory, 0xff, shared);                    // NaN, whatever is read before it is written
+        memset(warps, 0, sizeof warps);
+        block_arrived = 0;
+        for (int i = 0; i < count; ++i) {
+            Thread& t = threads[i];
+            t.index = i; t.done = false; t.groups = t.copy_count = 0;
+            prepare(t.context, stacks + (size_t)i * STACK, STACK, start, scheduler);
+        }
+        for (int left = count; left;) {
+            const int before = left;
+            left = 0;
+            const u32 turn = seed ? (order = order * 1664525u + 1013904223u) >> 8 : 0;
+            for (int w = 0; w < count / WARP; ++w) {
+                const int warp = (int)((w + turn) % (count / WARP));
+                // a warp runs until it can go no further
+                for (int progress = 1; progress;) {
+                    progress = 0;
+                    const int generation = warps[warp].generation;
+                    for (int l = 0; l < WARP; ++l) {
+                        Thread& t = threads[warp * WARP + (seed ? (l * 5 + (int)(turn & 31)) % WARP : l)];
+                        if (t.done) continue;
+                        self = &t;
+                        switch_to(scheduler, t.context);
+                    }
+                    progress = warps[warp].generation != generation;
+                }
+                for (int l = 0; l < WARP; ++l) left += !threads[warp * WARP + l].done;
+            }
+            static int stuck;
+            stuck = left == before ? stuck + 1 : 0;
+            if (stuck > 100000) fail("threads wait for ever: a barrier that not all of them reach");
+        }
+    }
+    free(shared_memory);
+}
+}  // namespace emulator
