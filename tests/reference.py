@@ -165,7 +165,7 @@ def _qknorm_head(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _gelu_tanh(x: np.ndarray) -> np.ndarray:
-    return x / (1.0 + np.exp(-2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    return x * 0.5 * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def _ntrans(h: np.ndarray, x: np.ndarray, alpha: np.ndarray) -> np.ndarray:
