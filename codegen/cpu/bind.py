@@ -1,0 +1,575 @@
+"""Tile program → steps: argument-free calls that compute one tile.
+
+A `Scope` is a statement list under given tile lengths.  Its steps are made once per frame (the memory of one worker) and
+set of lengths, then run for every tile of these lengths.  Arrays in the arena are bound into the steps; what lies elsewhere
+for each tile (elements of inputs and outputs) is looked up in registers that a step of its own fills.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputError
+from ...terms import PREDICATES, REDUCTIONS, Affine
+from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value
+from .contract import Reg, Step, Tensor, contraction, invoke
+from .functions import FUNCTIONS, REDUCERS
+from .layout import ALIGN, Format, Home, Layout
+
+BLAS_SUM = 4096  # longest axis that is summed by a product with ones: longer ones would round more than NumPy's sum
+
+
+@dataclass
+class Plan:
+    """A tile program with everything that is known before it runs."""
+
+    program: TileProgram
+    formats: tuple[Format, ...]
+    layout: Layout
+    loose: tuple[Affine, ...]  # limits that clipping does not express
+    clips: tuple[tuple[str, Affine], ...]  # axis, its limit: clipped where a tile of the axis is chosen
+    buffers: dict[str, int] = field(default_factory=dict)
+
+
+class Frame:
+    """What one worker needs: scratch memory, positions, registers, steps already bound."""
+
+    def __init__(self, plan: Plan):
+        raw = np.empty(plan.layout.arena + ALIGN, np.uint8)
+        self.arena = raw[-raw.ctypes.data % ALIGN :]
+        self.position = dict.fromkeys(plan.program.axes, 0)
+        self.registers: list[Any] = []
+        self.windows: list[np.ndarray] = []
+        self.full: dict[int, bool] = {}  # mask → holds on the whole tile
+        self.drawn: dict[int, object] = {}  # mask → the tile whose mask lies in its slot
+        self.scopes: dict[tuple[int, ...], list[Step]] = {}
+
+
+def span(ix: Affine, position: dict[str, int], length: dict[str, int], extents: dict[str, int], but: str = "") -> tuple[int, int]:
+    """Least and greatest value over a tile; axes that have no tile here range over all of theirs."""
+    lo = hi = ix.const
+    for a, c in ix.terms:
+        if a == but:
+            continue
+        first, n = (position[a], length[a]) if a in length else (0, extents[a])
+        x, y = c * first, c * (first + max(n, 1) - 1)
+        lo += min(x, y)
+        hi += max(x, y)
+    return lo, hi
+
+
+def clip(axis: str, ix: Affine, upto: int, position: dict[str, int]) -> int:
+    """The end of the axis under a limit: the first position at which the affine expression is negative."""
+    c = dict(ix.terms)[axis]
+    rest = ix.const + sum(k * position[a] for a, k in ix.terms if a != axis)
+    return max(0, min(upto, rest // -c + 1)) if c < 0 else upto
+
+
+class Scope:
+    def __init__(self, plan: Plan, frame: Frame, length: dict[str, int], parent: Scope | None = None):
+        self.plan, self.frame, self.length, self.parent = plan, frame, length, parent
+        self.homes, self.layout = plan.layout.homes, plan.layout
+        self.views: dict[int, tuple[list, Step]] = {}  # value or access → registers to fill, the step that fills them
+        self.extents = plan.program.extents | {a: x.extent for a, x in plan.program.axes.items()}
+
+    # ---- tensors
+    def tensor(self, v: Value) -> Tensor:
+        h = self.homes[v.id]
+        if h.kind == "const":
+            return self.constant(h.value, h.dtype)
+        if h.kind == "arena":
+            return self.scratch(h.dims, h.dtype, h.offset)
+        return self.in_buffer(h, v.id)
+
+    def constant(self, value: float, dtype: np.dtype) -> Tensor:
+        return Tensor({}, dtype, lambda shape, strides: dtype.type(value))
+
+    def scratch(self, dims: tuple[str, ...], dtype: np.dtype, offset: int) -> Tensor:
+        step, out = dtype.itemsize, {}
+        for a in reversed(dims):
+            out[a] = (self.length[a], step)
+            step *= max(1, self.length[a])
+        arena = self.frame.arena
+
+        def make(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+            return np.ndarray(shape, dtype, arena, offset, strides)
+
+        return Tensor({a: out[a] for a in dims}, dtype, make)
+
+    def in_buffer(self, h: Home, key: int) -> Tensor:
+        """Elements in place.  Each view of them gets a register, which the access' own step fills."""
+        scope: Scope = self
+        while key not in scope.views:
+            if scope.parent is None:
+                raise KeyError(key)
+            scope = scope.parent
+        specs, refresh = scope.views[key]
+        registers, stride = self.frame.registers, dict(h.stride)
+
+        def make(shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+            if 0 in shape:
+                return np.empty(shape, h.dtype)
+            for index, *spec in specs:
+                if spec == [shape, strides]:
+                    return Reg(index)
+            specs.append((len(registers), shape, strides))
+            registers.append(None)
+            refresh()
+            return Reg(len(registers) - 1)
+
+        return Tensor({a: (self.length[a], stride.get(a, 0)) for a in h.dims}, h.dtype, make)
+
+    def access(self, h: Home, key: int) -> Step:
+        """The step that points registers at the elements of the tile."""
+        specs: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+        frame, position, registers, view = self.frame, self.frame.position, self.frame.registers, np.ndarray
+        start, stride, buffer, dtype = h.start, h.stride, h.buffer, h.dtype
+
+        def refresh() -> None:
+            at = start
+            for a, s in stride:
+                at += s * position[a]
+            window = frame.windows[buffer]
+            for j, shape, strides in specs:
+                registers[j] = view(shape, dtype, window, at, strides)
+
+        self.views[key] = (specs, refresh)
+        return refresh
+
+    def invoke(self, fn: Callable[..., Any], *args: Any, **kw: Any) -> Step:
+        return invoke(self.frame.registers, fn, *args, **kw)
+
+    # ---- statements
+    def steps(self, body: tuple[Stmt, ...]) -> list[Step]:
+        out: list[Step] = []
+        for s in body:
+            match s:
+                case Const():
+                    pass
+                case Load():
+                    out += self.load(s)
+                case Gather():
+                    out += [self.gather(s)]
+                case Iota():
+                    out += self.iota(s)
+                case Mask():
+                    out += [self.mask(s)]
+                case Store():
+                    out += self.store(s)
+                case Loop():
+                    out += self.loop(s)
+                case Map() | Reduce() | Contract():
+                    store = self.layout.direct.get(s.out.id)
+                    if store is not None:
+                        out += [self.access(self.homes[s.out.id], s.out.id)]
+                    out += self.map(s) if isinstance(s, Map) else self.reduce(s) if isinstance(s, Reduce) else self.contract(s)
+        return out
+
+    # ---- memory
+    def load(self, s: Load) -> list[Step]:
+        h = self.layout.access[id(s)]
+        if self.homes[s.out.id] is h:
+            return [self.access(h, s.out.id)]
+        out = self.tensor(s.out)
+        dims = tuple(out.dims)
+        dest = out.aligned(dims)
+        if dest.size == 0:
+            return []
+        if not h.loose:
+            return [self.access(h, id(s)), self.invoke(np.copyto, dest, self.in_buffer(h, id(s)).aligned(dims), casting="unsafe")]
+        shape, strides = dest.shape, tuple(dict(h.stride).get(a, 0) for a in dims)
+        window = self.window(h.buffer)
+        index, inside = self.positions(s.index, dims, self.plan.formats[h.buffer].shape)
+        frame, stride, start = self.frame, h.stride, h.start
+
+        def fetch() -> None:
+            if inside():
+                at = start + sum(k * frame.position[a] for a, k in stride)
+                np.copyto(dest, np.ndarray(shape, h.dtype, frame.windows[h.buffer], at, strides), casting="unsafe")
+                return
+            at, valid = index()
+            dest[...] = 0
+            np.copyto(dest, window()[at], casting="unsafe", where=valid)
+
+        return [fetch]
+
+    def window(self, buffer: int) -> Callable[[], np.ndarray]:
+        """The whole buffer as an array."""
+        f, frame = self.plan.formats[buffer], self.frame
+        if 0 in f.shape:
+            return lambda: np.zeros(tuple(max(n, 1) for n in f.shape), f.dtype)
+        return lambda: np.ndarray(f.shape, f.dtype, frame.windows[buffer], f.origin, f.strides)
+
+    def offsets(self, ix: Affine, dims: tuple[str, ...], dtype: Any = np.int64) -> tuple[list[np.ndarray], Callable[[], int]]:
+        """An affine expression on the tile: one array for each axis in it, in dimension order, and the rest of the sum."""
+        coef, position = dict(ix.terms), self.frame.position
+        arrays = []
+        for d, a in enumerate(dims):
+            if a in coef:
+                x = (np.arange(self.length[a]) * coef[a]).astype(dtype)
+                arrays.append(x.reshape([-1 if e == d else 1 for e in range(len(dims))]))
+        terms = ix.terms
+        return arrays, lambda: ix.const + sum(c * position[a] for a, c in terms)
+
+    def positions(
+        self, index: tuple[Affine, ...], dims: tuple[str, ...], shape: tuple[int, ...]
+    ) -> tuple[Callable[[], tuple[tuple[np.ndarray, ...], np.ndarray]], Callable[[], bool]]:
+        """(indices clipped into the buffer, where they needed no clipping), and whether none does on this tile."""
+        parts = [self.offsets(ix, dims) for ix in index]
+        statics = [sum(arrays, np.zeros((1,) * len(dims), np.int64)) for arrays, _ in parts]
+        ends = [(int(x.min(initial=0)), int(x.max(initial=0))) if x.size else (0, 0) for x in statics]
+
+        def inside() -> bool:
+            return all(0 <= lo + (c := base()) and hi + c < n for (_, base), (lo, hi), n in zip(parts, ends, shape))
+
+        def at() -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+            valid: Any = np.ones((1,) * len(dims), bool)
+            out = []
+            for (_, base), x, n in zip(parts, statics, shape):
+                i = x + base()
+                valid = valid & (i >= 0) & (i < n)
+                out.append(np.clip(i, 0, max(0, n - 1)))
+            return tuple(out), valid
+
+        return at, inside
+
+    def gather(self, s: Gather) -> Step:
+        buffer = self.plan.buffers[s.buffer]
+        shape, name, dim = self.plan.formats[buffer].shape, s.buffer, s.dim
+        out = self.tensor(s.out)
+        dims = tuple(out.dims)
+        dest = out.aligned(dims)
+        index, _ = self.positions(s.index, dims, tuple(n if d != dim else 1 << 62 for d, n in enumerate(shape)))
+        base, window, registers = self.offsets(s.index[dim], dims), self.window(buffer), self.frame.registers
+        where = self.tensor(s.position).aligned(dims)
+        n = shape[dim]
+
+        def fetch() -> None:
+            if dest.size == 0:
+                return
+            p = registers[where.index] if isinstance(where, Reg) else where
+            at = np.asarray(p).astype(np.int64) + base[1]()
+            for x in base[0]:
+                at = at + x
+            if not (np.min(p) > -math.inf and np.max(p) < math.inf and at.min() >= 0 and at.max() < n):
+                raise InputError(
+                    f"a position at which {name} is read lies outside of 0 … {n - 1}",
+                    f"positions along dimension {dim} must be at least 0 and less than {n}",
+                )
+            rest, valid = index()
+            got = window()[tuple(at if d == dim else i for d, i in enumerate(rest))]
+            dest[...] = 0
+            np.copyto(dest, got, casting="unsafe", where=valid)
+
+        return fetch
+
+    def store(self, s: Store) -> list[Step]:
+        if self.layout.direct.get(s.arg.id) is s:
+            return []
+        h = self.layout.access[id(s)]
+        arg = self.tensor(s.arg)
+        size = math.prod(self.length[a] for a in h.dims)
+        if size == 0:
+            return []
+        refresh = self.access(h, id(s))
+        target = self.in_buffer(h, id(s))
+        loose = [ix for ix in self.plan.loose if set(ix.axes) <= {a for i in s.index for a in i.axes}]
+        if not h.loose and not loose:
+            return [refresh, self.invoke(np.copyto, target.aligned(h.dims), arg.aligned(h.dims), casting="unsafe")]
+        index, _ = self.positions(s.index, h.dims, self.plan.formats[h.buffer].shape)
+        limits = [self.offsets(ix, h.dims) for ix in loose]
+        window, registers, value = self.window(h.buffer), self.frame.registers, arg.aligned(h.dims)
+        shape = tuple(self.length[a] for a in h.dims)
+
+        def put() -> None:
+            at, valid = index()
+            for arrays, base in limits:
+                valid = valid & (sum(arrays, np.int64(base())) >= 0)
+            x = registers[value.index] if isinstance(value, Reg) else value
+            valid = np.broadcast_to(valid, shape)
+            into = tuple(np.broadcast_to(i, shape)[valid] for i in at)
+            out = window()
+            out[into] = np.broadcast_to(x, shape)[valid].astype(out.dtype)
+
+        return [put]
+
+    # ---- positions
+    def iota(self, s: Iota) -> list[Step]:
+        out = self.tensor(s.out)
+        dims = tuple(out.dims)
+        dest = out.aligned(dims)
+        arrays, base = self.offsets(s.index, dims, dest.dtype)
+        kind = dest.dtype.type
+
+        def step() -> None:
+            if arrays:
+                np.add(arrays[0], kind(base()), dest)
+                for x in arrays[1:]:
+                    np.add(dest, x, dest)
+            else:
+                dest[...] = base()
+
+        return [step]
+
+    def mask(self, s: Mask) -> Step:
+        """Conditions lie in memory negated: `where` overwrites what they exclude."""
+        negate = s.out.id in self.layout.conditions
+        out = self.tensor(s.out)
+        dims = tuple(out.dims)
+        dest = out.aligned(dims)
+        other = np.empty(dest.shape, bool) if len(s.constraints) > 1 else dest
+        full, drawn, position, me = self.frame.full, self.frame.drawn, self.frame.position, s.out.id
+        parts = []
+        for ix in s.constraints:
+            big = max(map(abs, ix.bounds(self.extents))) >= 2**30
+            arrays, _ = self.offsets(ix, dims, np.int64 if big else np.int32)
+            low = sum(int(x.min(initial=0)) for x in arrays if x.size)
+            parts.append((ix.terms, ix.const, arrays, low))
+        shape = dest.shape
+
+        def test(arrays: list[np.ndarray], t: int, into: np.ndarray) -> None:
+            if not arrays:
+                into[...] = t >= 0
+                return
+            left, *rest = arrays
+            right: Any = left.dtype.type(-t)
+            for x in rest:
+                right = right - x
+            np.greater_equal(left, right, into)
+
+        def step() -> None:
+            todo = []
+            for number, (terms, const, arrays, low) in enumerate(parts):
+                t = const
+                for a, c in terms:
+                    t += c * position[a]
+                if t + low < 0:
+                    todo.append((number, t, arrays))
+            full[me] = not todo
+            if not todo and negate:
+                return
+            key = (shape, [(number, t) for number, t, _ in todo])
+            if drawn.get(me) == key:
+                return
+            if negate:
+                drawn[me] = key
+            if not todo:
+                dest[...] = True
+            for n, (_, t, arrays) in enumerate(todo):
+                test(arrays, t, other if n else dest)
+                if n:
+                    np.logical_and(dest, other, dest)
+            if negate:
+                np.logical_not(dest, dest)
+
+        return step
+
+    # ---- arithmetic
+    def map(self, s: Map) -> list[Step]:
+        if s.fn == "where":
+            return [self.where(s)]
+        out = self.tensor(s.out)
+        dims = tuple(out.dims)
+        dest = out.aligned(dims)
+        homes = [self.homes[a.id] for a in s.args]
+        held = [h.dtype for h in homes if h.kind != "const"]
+        if s.fn in PREDICATES:
+            kind = np.result_type(np.float32, *held)
+            kw: dict[str, Any] = {}
+        else:
+            kind = out.dtype
+            kw = {"dtype": kind} if any(d != kind for d in held) else {}
+        args = [
+            self.constant(h.value, kind).aligned(()) if h.kind == "const" else self.tensor(a).aligned(dims)
+            for h, a in zip(homes, s.args)
+        ]
+        fn = FUNCTIONS[s.fn]
+        if len(args) <= 2:
+            return [self.invoke(fn, *args, dest, **kw)]
+        args.sort(key=lambda x: not self.same(x, dest))  # what lies in the result's place must be read first
+        steps = [self.invoke(fn, args[0], args[1], dest, **kw)]
+        return steps + [self.invoke(fn, dest, x, dest, **kw) for x in args[2:]]
+
+    @staticmethod
+    def same(x: Any, dest: Any) -> bool:
+        return isinstance(x, np.ndarray) and isinstance(dest, np.ndarray) and x.ctypes.data == dest.ctypes.data
+
+    def where(self, s: Map) -> Step:
+        c, x, y = s.args
+        out = self.tensor(s.out)
+        dims = tuple(out.dims)
+        dest = out.aligned(dims)
+        hc = self.homes[c.id]
+        X, Y = (
+            self.constant(self.homes[v.id].value, out.dtype).aligned(())
+            if self.homes[v.id].kind == "const"
+            else self.tensor(v).aligned(dims)
+            for v in (x, y)
+        )
+        on_x, on_y = self.same(X, dest), self.same(Y, dest)
+        if hc.kind == "const":
+            return self.invoke(np.copyto, dest, X if hc.value else Y, casting="same_kind")
+        C = self.tensor(c).aligned(dims)
+        if c.id in self.layout.conditions:
+            full = self.frame.full
+
+            def masked(dest: Any, X: Any, Y: Any, out: Any) -> None:
+                if full[c.id]:
+                    if not on_x:
+                        np.copyto(dest, X, casting="same_kind")
+                elif on_y:
+                    np.copyto(dest, X, casting="same_kind", where=np.logical_not(out))
+                else:
+                    if not on_x:
+                        np.copyto(dest, X, casting="same_kind")
+                    np.copyto(dest, Y, casting="same_kind", where=out)
+
+            return self.invoke(masked, dest, X, Y, C)
+
+        def chosen(dest: Any, X: Any, Y: Any, C: Any) -> None:
+            hit = C if C.dtype == bool else np.not_equal(C, 0)
+            if on_x:
+                np.copyto(dest, Y, casting="same_kind", where=np.logical_not(hit))
+            else:
+                if not on_y:
+                    np.copyto(dest, Y, casting="same_kind")
+                np.copyto(dest, X, casting="same_kind", where=hit)
+
+        return self.invoke(chosen, dest, X, Y, C)
+
+    # ---- reductions
+    def result(self, s: Reduce | Contract) -> tuple[Tensor, list[Step]]:
+        """Where the tile's part goes, and the step that adds it to the accumulator."""
+        out = self.tensor(s.out)
+        if s.acc is None:
+            return out, []
+        h = self.homes[s.out.id]
+        part = self.scratch(h.dims, h.dtype, self.layout.scratch[s.out.id])
+        op = "+" if isinstance(s, Contract) else s.op
+        acc = self.constant(self.homes[s.acc.id].value, out.dtype) if self.homes[s.acc.id].kind == "const" else self.tensor(s.acc)
+        dims = h.dims
+        step = self.invoke(REDUCERS[op], acc.aligned(dims), part.aligned(dims), out.aligned(dims), dtype=out.dtype)
+        return part, [step]
+
+    def reduce(self, s: Reduce) -> list[Step]:
+        part, then = self.result(s)
+        arg = self.tensor(s.arg)
+        dims = tuple(arg.dims)
+        axes = tuple(d for d, a in enumerate(dims) if a in s.axes)
+        dest = part.aligned(tuple(a for a in dims if a not in s.axes))
+        count = math.prod(arg.dims[dims[d]][0] for d in axes)
+        if count == 0:
+            return [self.invoke(np.copyto, dest, part.dtype.type(REDUCTIONS[s.op])), *then]
+        if not axes:
+            return [self.invoke(np.copyto, dest, arg.aligned(dims), casting="same_kind"), *then]
+        size = math.prod(n for n, _ in arg.dims.values())
+        if s.op == "+" and count <= BLAS_SUM and size >= 1024 and arg.dtype == part.dtype and len(axes) == 1:
+            ones = np.ones(count, arg.dtype)
+            unit = Tensor(
+                {dims[axes[0]]: (count, arg.dtype.itemsize)},
+                arg.dtype,
+                lambda shape, strides: np.ndarray(shape, ones.dtype, ones, 0, strides),
+            )
+            steps = contraction(self.frame.registers, part, arg, unit, (dims[axes[0]],))
+            if len(steps) == 1:
+                return [*steps, *then]
+        step = self.invoke(REDUCERS[s.op].reduce, arg.aligned(dims), axes, part.dtype, dest)
+        return [step, *then]
+
+    def contract(self, s: Contract) -> list[Step]:
+        part, then = self.result(s)
+        a, b = self.tensor(s.a), self.tensor(s.b)
+        summed = tuple(x for x in s.axes if x in a.dims)
+        if not summed:
+            dims = tuple(part.dims)
+            kw = {"dtype": part.dtype}
+            return [self.invoke(np.multiply, a.aligned(dims), b.aligned(dims), part.aligned(dims), **kw), *then]
+        return [*contraction(self.frame.registers, part, a, b, summed), *then]
+
+    # ---- loops
+    def loop(self, s: Loop) -> list[Step]:
+        frame, length, extents, plan = self.frame, self.length, self.extents, self.plan
+        axis, position = s.axis, self.frame.position
+        tile, extent = plan.program.axes[axis].tile, plan.program.axes[axis].extent
+        limits = [ix for a, ix in plan.clips if a == axis]
+        unit = max(1, tile // 4)  # ends are rounded to it, or there would be too many lengths to bind
+        bound: dict[int, list[Step]] = {}
+        starts: list[Step] = []
+        for c in s.carries:
+            phi = self.tensor(c.phi)
+            dims = tuple(phi.dims)
+            h = self.homes[c.init.id]
+            init = self.constant(h.value, phi.dtype).aligned(()) if h.kind == "const" else self.tensor(c.init).aligned(dims)
+            starts.append(self.invoke(np.copyto, phi.aligned(dims), init, casting="same_kind"))
+
+        def bind(n: int) -> list[Step]:
+            inner = Scope(plan, frame, {**length, axis: n}, self)
+            return [*inner.steps(s.body), *inner.advance(s)]
+
+        def run() -> None:
+            for step in starts:
+                step()
+            first, end = 0, extent
+            for ix in limits:
+                end = clip(axis, ix, end, position)
+            stop = end
+            for ix in s.constraints:
+                top = span(ix, position, length, extents, axis)[1]
+                k = dict(ix.terms).get(axis, 0)
+                if k > 0:
+                    first = max(first, -(top // k))
+                elif k < 0:
+                    stop = min(stop, top // -k + 1)
+                elif top < 0:
+                    stop = 0
+            stop = min(end, -(-stop // unit) * unit)
+            for at in range(first // tile * tile, stop, tile):
+                n = min(tile, stop - at)
+                position[axis] = at
+                steps = bound.get(n)
+                if steps is None:
+                    steps = bound[n] = bind(n)
+                for step in steps:
+                    step()
+
+        return [run]
+
+    def advance(self, s: Loop) -> list[Step]:
+        """Carried values move on, where they have not been updated in place."""
+        moves = []
+        place = {(self.homes[c.phi.id].offset): c for c in s.carries}
+        for c in s.carries:
+            phi, nxt = self.homes[c.phi.id], self.homes[c.next.id]
+            if nxt.kind == "arena" and nxt.offset == phi.offset and nxt.dtype == phi.dtype:
+                continue
+            moves.append(c)
+        clash = [c for c in moves if self.homes[c.next.id].kind == "arena" and self.homes[c.next.id].offset in place]
+        steps: list[Step] = []
+        saved: dict[int, Any] = {}
+        for c in clash:
+            t = self.tensor(c.next)
+            dims = tuple(t.dims)
+            x = t.aligned(dims)
+            saved[c.next.id] = copy = np.empty(x.shape, x.dtype)
+            steps.append(self.invoke(np.copyto, copy, x))
+        for c in moves:
+            phi = self.tensor(c.phi)
+            dims = tuple(phi.dims)
+            h = self.homes[c.next.id]
+            if c.next.id in saved:
+                x = saved[c.next.id].reshape([phi.dims[a][0] if a in h.dims else 1 for a in dims])
+            elif h.kind == "const":
+                x = self.constant(h.value, phi.dtype).aligned(())
+            else:
+                x = self.tensor(c.next).aligned(dims)
+            steps.append(self.invoke(np.copyto, phi.aligned(dims), x, casting="same_kind"))
+        return steps
+
+
+def bind_block(plan: Plan, frame: Frame, length: dict[str, int]) -> list[Step]:
+    return Scope(plan, frame, length).steps(plan.program.body)

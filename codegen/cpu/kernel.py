@@ -1,0 +1,201 @@
+"""Running a plan: its buffers, and its tile programs one after another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...errors import InputError
+from ...extraction import plan as P
+from ...program import Program
+from ..lower import lower
+from ..tile import Loop, TileProgram, walk
+from .bind import Frame, Plan, Scope, clip, span
+from .layout import Format, element_type, layout
+from .pool import cpus, run_blocks
+from .rewrite import loose_limits, prepare
+
+INLINE = 50_000  # elements of work below which threads cost more than they save
+FORMATS = 8  # memory formats of the arguments for which a tile program is kept bound
+
+
+class Executable:
+    """A tile program for buffers of given formats.  May be called from several threads at once."""
+
+    def __init__(self, program: TileProgram, formats: tuple[Format, ...]):
+        """program: prepared (`rewrite.prepare`); formats: of its reads, then its writes."""
+        loose = loose_limits(program)
+        names = {b.name: n for n, b in enumerate((*program.reads, *program.writes))}
+        self.plan = Plan(
+            program,
+            formats,
+            layout(program, formats),
+            tuple(program.limits[a] for a in loose),
+            tuple((a, ix) for a, ix in program.limits.items() if a not in loose),
+            names,
+        )
+        self.frames: list[Frame] = []
+        self.grid = [(a, x.tile, x.trips) for a, x in program.axes.items() if x.role == "grid"]
+        self.inside = [a for a, x in program.axes.items() if x.role != "loop"]
+        self.blocks = math.prod(n for _, _, n in self.grid)
+        self.order = self._order()
+
+    def _order(self) -> list[int] | None:
+        """Blocks with more loop trips first, so that no thread is left with a long one at the end."""
+        p = self.plan.program
+        loops = [s for s in walk(p.body) if isinstance(s, Loop) and s.constraints]
+        grid = {a for a, _, _ in self.grid}
+        if not 1 < self.blocks <= 1 << 14 or not any(set(ix.axes) & grid for s in loops for ix in s.constraints):
+            return None
+        extents = p.extents | {a: x.extent for a, x in p.axes.items()}
+
+        def trips(block: int) -> int:
+            position, length = self._tile(block)
+            total = 0
+            for s in loops:
+                first, stop = 0, p.axes[s.axis].extent
+                for ix in s.constraints:
+                    top, k = span(ix, position, length, extents, s.axis)[1], dict(ix.terms).get(s.axis, 0)
+                    first = max(first, -(top // k)) if k > 0 else first
+                    stop = min(stop, top // -k + 1) if k < 0 else stop
+                total += max(0, stop - first)
+            return total
+
+        return sorted(range(self.blocks), key=lambda n: (-trips(n), n))
+
+    def _tile(self, block: int) -> tuple[dict[str, int], dict[str, int]]:
+        """First positions and lengths of a block's tile of each axis outside of loops."""
+        axes = self.plan.program.axes
+        position = dict.fromkeys(axes, 0)
+        for a, tile, trips in reversed(self.grid):
+            block, n = divmod(block, trips)
+            position[a] = n * tile
+        length = {a: min(axes[a].tile, axes[a].extent - position[a]) for a in self.inside}
+        for a, ix in self.plan.clips:
+            if a in length:
+                length[a] = max(0, clip(a, ix, position[a] + length[a], position) - position[a])
+        return position, length
+
+    def run(self, arrays: list[np.ndarray]) -> None:
+        """arrays: of the formats that this was made for."""
+        if self.blocks == 0:
+            return
+        windows = [window(x) for x in arrays]
+
+        def worker(numbers: Iterator[int]) -> None:
+            try:
+                frame = self.frames.pop()
+            except IndexError:
+                frame = Frame(self.plan)
+            frame.windows[:] = windows
+            with np.errstate(all="ignore"):
+                for n in numbers:
+                    self._block(frame, n if self.order is None else self.order[n])
+            frame.windows.clear()
+            frame.registers[:] = [None] * len(frame.registers)
+            self.frames.append(frame)
+
+        run_blocks(self.blocks, worker, 1 if self.plan.layout.work < INLINE else cpus())
+
+    def _block(self, frame: Frame, block: int) -> None:
+        position, length = self._tile(block)
+        frame.position.update(position)
+        key = tuple(length.values())
+        steps = frame.scopes.get(key)
+        if steps is None:
+            steps = frame.scopes[key] = Scope(self.plan, frame, length).steps(self.plan.program.body)
+        for step in steps:
+            step()
+
+
+def window(x: np.ndarray) -> np.ndarray:
+    """All bytes from the lowest address of the array's elements to the highest one."""
+    size = Format.of(x).nbytes
+    if size == 0:
+        return np.empty(0, np.uint8)
+    lowest = x[tuple(slice(n - 1, n) if s < 0 else slice(0, 1) for n, s in zip(x.shape, x.strides))]
+    return np.lib.stride_tricks.as_strided(lowest.reshape(1).view(np.uint8), (size,), (1,))
+
+
+class CpuKernel:
+    """A plan, ready to run.  May be called from several threads at once."""
+
+    def __init__(self, plan: P.Plan, program: Program):
+        self.plan, self.program = plan, program
+        self.tile_programs = tuple(lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels)
+        self._prepared = tuple(map(prepare, self.tile_programs))
+        self._bound: list[OrderedDict[tuple[Format, ...], Executable]] = [OrderedDict() for _ in plan.kernels]
+        self._lock = threading.Lock()
+        self._last_use = {b.name: n for n, p in enumerate(self._prepared) for b in (*p.reads, *p.writes)}
+
+    @property
+    def source(self) -> str:
+        return "\n\n".join(map(str, self.tile_programs))
+
+    def _executable(self, n: int, formats: tuple[Format, ...]) -> Executable:
+        with self._lock:
+            known = self._bound[n]
+            if formats not in known:
+                known[formats] = Executable(self._prepared[n], formats)
+                if len(known) > FORMATS:
+                    known.popitem(last=False)
+            known.move_to_end(formats)
+            return known[formats]
+
+    def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """The outputs by the name of their buffer, written into `outputs` where given.
+
+        inputs: by parameter, of the program's shapes and dtypes and with any strides.  Raises InputError if they do not fit."""
+        arrays: dict[str, np.ndarray] = {}
+        results: dict[str, np.ndarray] = {}
+        for b in self.plan.buffers.values():
+            if b.kind == "input":
+                arrays[b.name] = _checked(inputs, b, "input")
+        for b in self.plan.buffers.values():
+            if b.kind == "output":
+                if outputs is not None and b.name in outputs:
+                    results[b.name] = x = _checked(outputs, b, "output")
+                    if not x.flags.writeable:
+                        raise InputError(f"output {b.name} is read-only")
+                    if any(np.may_share_memory(x, y) for y in arrays.values()) or any(
+                        np.may_share_memory(x, y) for n, y in results.items() if n != b.name
+                    ):
+                        x = np.empty(b.shape, x.dtype)  # it must not change while it is read
+                    arrays[b.name] = x if x.flags.aligned else np.empty(b.shape, x.dtype)
+                else:
+                    results[b.name] = arrays[b.name] = np.empty(b.shape, element_type(b.dtype))
+        for n, p in enumerate(self._prepared):
+            names = [b.name for b in itertools.chain(p.reads, p.writes)]
+            for b in p.writes:
+                if b.name not in arrays:
+                    arrays[b.name] = np.empty(b.shape, element_type(b.dtype))
+            used = [arrays[name] for name in names]
+            self._executable(n, tuple(map(Format.of, used))).run(used)
+            for name in names:
+                if self._last_use[name] == n and self.plan.buffers[name].kind == "temp":
+                    arrays.pop(name, None)
+        for name, x in results.items():
+            if arrays[name] is not x:
+                np.copyto(x, arrays[name])
+        return results
+
+
+def _checked(given: dict[str, np.ndarray], b: P.Buffer, what: str) -> np.ndarray:
+    x = given.get(b.name)
+    if x is None:
+        raise InputError(f"{what} {b.name} is missing")
+    if not isinstance(x, np.ndarray):
+        raise InputError(f"{what} {b.name} is a {type(x).__name__}", "give a NumPy array")
+    dtype = element_type(b.dtype)
+    if x.shape != b.shape:
+        raise InputError(f"{what} {b.name} has shape {x.shape}, not {b.shape}")
+    if x.dtype != dtype:
+        raise InputError(f"{what} {b.name} has dtype {x.dtype}, not {b.dtype}", f"convert it: {b.name}.astype({b.dtype!r})")
+    if what == "input" and not (x.flags.aligned and x.dtype.isnative):
+        x = x.astype(dtype)
+    return x

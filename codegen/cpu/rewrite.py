@@ -1,0 +1,212 @@
+"""Tile program → tile program: what makes the CPU's work simpler or cheaper.  Each rewrite keeps the program's meaning.
+
+reduce_one_sided   a contraction over an axis that one operand lacks: sum the other operand first
+mask_loose_limits  limits that clipping a tile cannot express become masks in front of reductions
+fold_scales        (Σ a·b)·c  →  Σ (a·c)·b  where that is a smaller tensor, seen fewer times  (reassociates)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ...terms import REDUCTIONS
+from ..tile import Const, Contract, Gather, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands, results, walk
+
+
+def prepare(p: TileProgram) -> TileProgram:
+    return fold_scales(mask_loose_limits(reduce_one_sided(p)))
+
+
+# ------------------------------------------------------------------ tools
+
+
+def rename(s: Stmt, m: dict[int, Value]) -> Stmt:
+    """The statement (not the body of a loop) with operands replaced."""
+
+    def get(v: Value) -> Value:
+        return m.get(v.id, v)
+
+    match s:
+        case Map():
+            return replace(s, args=tuple(map(get, s.args)))
+        case Reduce():
+            return replace(s, arg=get(s.arg), acc=s.acc and get(s.acc))
+        case Contract():
+            return replace(s, a=get(s.a), b=get(s.b), acc=s.acc and get(s.acc))
+        case Gather():
+            return replace(s, position=get(s.position))
+        case Store():
+            return replace(s, arg=get(s.arg))
+        case Loop():
+            return replace(s, carries=tuple(replace(c, init=get(c.init), next=get(c.next)) for c in s.carries))
+    return s
+
+
+def expand(body: Iterable[Stmt], f: Callable[[Stmt], Iterable[Stmt]]) -> tuple[Stmt, ...]:
+    """Each statement replaced by f's, bodies of loops first."""
+    out: list[Stmt] = []
+    for s in body:
+        out.extend(f(replace(s, body=expand(s.body, f)) if isinstance(s, Loop) else s))
+    return tuple(out)
+
+
+class _Fresh:
+    """Numbers for new values."""
+
+    def __init__(self, p: TileProgram):
+        ids = [v.id for s in walk(p.body) for v in results(s)]
+        ids += [c.phi.id for s in walk(p.body) if isinstance(s, Loop) for c in s.carries]
+        self.last = max(ids, default=0)
+
+    def __call__(self, axes: Iterable[str], predicate: bool = False) -> Value:
+        self.last += 1
+        return Value(self.last, tuple(sorted(axes)), predicate)
+
+
+def point(p: TileProgram, axis: str) -> bool:
+    """Is a tile of this axis always a single element that exists, so that arrays need no dimension for it?"""
+    x = p.axes[axis]
+    return x.tile == 1 and not (axis in p.limits and x.role == "whole")
+
+
+# ------------------------------------------------------------------ contractions
+
+
+def reduce_one_sided(p: TileProgram) -> TileProgram:
+    fresh = _Fresh(p)
+
+    def f(s: Stmt) -> Iterable[Stmt]:
+        if not isinstance(s, Contract):
+            return [s]
+        out: list[Stmt] = []
+        ops = []
+        for x, y in ((s.a, s.b), (s.b, s.a)):
+            alone = tuple(a for a in s.axes if a in x.axes and a not in y.axes)
+            if alone:
+                out.append(Reduce(fresh(a for a in x.axes if a not in alone), "+", alone, x))
+                x = out[-1].out  # type: ignore[union-attr]
+            ops.append(x)
+        both = tuple(a for a in s.axes if a in s.a.axes and a in s.b.axes)
+        if both:
+            return [*out, replace(s, axes=both, a=ops[0], b=ops[1])]
+        if s.acc is None:
+            return [*out, Map(s.out, "mul", tuple(ops))]
+        product = fresh(set(ops[0].axes) | set(ops[1].axes))
+        return [*out, Map(product, "mul", tuple(ops)), Map(s.out, "add", (s.acc, product))]
+
+    return replace(p, body=expand(p.body, f))
+
+
+# ------------------------------------------------------------------ ragged ends that are no boxes
+
+
+def loose_limits(p: TileProgram) -> list[str]:
+    """Axes whose limit depends on another axis that is not a single point where the tile of the first is chosen."""
+    outside: dict[str, set[str]] = {}  # loop axis → axes that are fixed around all its loops
+
+    def visit(body: tuple[Stmt, ...], around: frozenset[str]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                outside[s.axis] = outside.get(s.axis, set(around)) & around
+                visit(s.body, around | {s.axis})
+
+    block = frozenset(a for a, x in p.axes.items() if x.role != "loop")
+    visit(p.body, block)
+    return [
+        a
+        for a, ix in p.limits.items()
+        if not all(b == a or (point(p, b) and b in outside.get(a, block)) for b in ix.axes if p.extents[b] > 1 or b == a)
+    ]
+
+
+def mask_loose_limits(p: TileProgram) -> TileProgram:
+    loose = [p.limits[a] for a in loose_limits(p)]
+    if not loose:
+        return p
+    fresh = _Fresh(p)
+
+    def f(s: Stmt) -> Iterable[Stmt]:
+        out: list[Stmt] = []
+
+        def masked(x: Value, ix: object, identity: float) -> Value:
+            axes = ix.axes  # type: ignore[attr-defined]
+            hit, unit, res = fresh(axes, True), fresh(()), fresh({*x.axes, *axes})
+            out.extend([Mask(hit, (ix,)), Const(unit, identity), Map(res, "where", (hit, x, unit))])  # type: ignore[arg-type]
+            return res
+
+        for ix in loose:
+            axes = set(ix.axes)
+            if isinstance(s, Reduce) and axes <= set(s.arg.axes) and axes & set(s.axes):
+                s = replace(s, arg=masked(s.arg, ix, REDUCTIONS[s.op]))
+            elif isinstance(s, Contract) and axes <= {*s.a.axes, *s.b.axes} and axes & set(s.axes):
+                a, b = (masked(x, ix, 0.0) if axes <= set(x.axes) else x for x in (s.a, s.b))
+                s = replace(s, a=masked(a, ix, 0.0) if (a, b) == (s.a, s.b) else a, b=b)
+        return [*out, s]
+
+    return replace(p, body=expand(p.body, f))
+
+
+# ------------------------------------------------------------------ scale factors
+
+
+def fold_scales(p: TileProgram) -> TileProgram:
+    """A constant factor of at most 1 moves from a contraction's result to its cheaper operand.  (A larger one could overflow
+    there and not here; a tiny one could underflow.)"""
+    fresh = _Fresh(p)
+    consts = {s.out.id: s.value for s in walk(p.body) if isinstance(s, Const)}
+    uses: dict[int, int] = {}
+    work: dict[int, float] = {}  # elements of a value, times the passes of the loops around it
+    for s in walk(p.body):
+        for v in (*operands(s), *(c.next for c in s.carries if isinstance(s, Loop))) if isinstance(s, Loop) else operands(s):
+            uses[v.id] = uses.get(v.id, 0) + 1
+
+    def measure(body: tuple[Stmt, ...], passes: float) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                measure(s.body, passes * max(1, p.axes[s.axis].trips))
+            elif not isinstance(s, Store):
+                work[s.out.id] = passes * math.prod(p.axes[a].tile for a in s.out.axes)
+
+    measure(p.body, 1.0)
+    after: dict[int, list[Stmt]] = {}  # value → statements to insert behind its own
+    scaled: dict[tuple[int, float], Value] = {}
+    swap: dict[int, Contract] = {}  # contraction → its scaled form
+    alias: dict[int, Value] = {}
+
+    def visit(body: tuple[Stmt, ...]) -> None:
+        made = {s.out.id: s for s in body if isinstance(s, Contract) and s.acc is None}
+        for s in body:
+            if isinstance(s, Loop):
+                visit(s.body)
+            if not (isinstance(s, Map) and s.fn == "mul"):
+                continue
+            rest = [a for a in s.args if a.id not in consts]
+            factor = math.prod(consts[a.id] for a in s.args if a.id in consts)
+            if len(rest) != 1 or uses[rest[0].id] != 1 or not 2.0**-20 <= abs(factor) <= 1.0:
+                continue
+            if (c := made.get(rest[0].id)) is None:
+                continue
+            x = min((v for v in (c.a, c.b) if v.id in work), key=lambda v: work[v.id], default=None)
+            if x is None or work[x.id] * 2 > work[c.out.id]:
+                continue
+            if (x.id, factor) not in scaled:
+                unit, scaled[x.id, factor] = fresh(()), fresh(x.axes)
+                after.setdefault(x.id, []).extend([Const(unit, factor), Map(scaled[x.id, factor], "mul", (x, unit))])
+            y = scaled[x.id, factor]
+            swap[c.out.id] = replace(c, out=s.out, a=y if c.a == x else c.a, b=c.b if c.a == x else y)
+            alias[s.out.id] = s.out
+
+    visit(p.body)
+    if not swap:
+        return p
+
+    def f(s: Stmt) -> Iterable[Stmt]:
+        if isinstance(s, Map) and s.out.id in alias:
+            return after.get(s.out.id, ())
+        if isinstance(s, Contract) and s.out.id in swap:
+            return [swap[s.out.id]]
+        return [s, *(after.get(s.out.id, ()) if not isinstance(s, (Store, Loop)) else ())]
+
+    return replace(p, body=expand(p.body, f))
