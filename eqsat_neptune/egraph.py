@@ -1,417 +1,154 @@
-"""The e-graph: egglog program text in, plain Python rows out.  Nothing else touches egglog, which is imported on first use.
+"""From a program to its saturated e-graph, in phases: algebra and contractions; folds, found and derived; splits.
 
-`Graph` is the frozen result that extraction reads; it has no tie to an engine.  `EGraph` is a running one: terms are loaded under
-canonical names of axes and inputs (in order of occurrence), so that programs that differ in names alone are the same text.
+Between single steps of a phase the normalisations and analyses run to fixpoint.
 """
 from __future__ import annotations
 
-import heapq
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 
-from .terms import Term, base, make, normalise, postorder
+from .engine import EGraph, Limits, Phase, literal
+from .graph import Graph, Node
+from .program import Program
+from .rules import analyses, declared
+from .rules.rule import Rule
+from .terms import Affine, Term, ViewMap, base, inner, outer, postorder
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """An e-node.  op, attr as in terms.py (a fold's attr has the `Monoid` itself); args: classes; why: the rule that made it,
-    "source" if the program has it.  Arguments of add and mul are sorted."""
-    op: str
-    attr: object
-    args: tuple[int, ...] = ()
-    why: str = "source"
-
-    @property
-    def key(self) -> tuple:
-        return (self.op, self.attr, self.args)
+SETTLE = "(saturate (seq (run ix) (run norm) (run an)))"
+RULESETS = ("ix", "norm", "an", "sums", "algebra", "contract", "split", "expand")
 
 
 @dataclass
-class Graph:
-    """A saturated e-graph.  Classes are small ints; every node of a class has the same value (see `testing.check_graph`).
-
-    nodes    class → its nodes; the first one begins the class's smallest term (`term`)
-    free     class → free axes, in coarsest form ("k" rather than "k.o", "k.i")
-    lo, hi   class → bounds.  An element lies in [lo, hi], or is masked: −inf (unless "finite") or 0 (unless "nonzero"), or is
-             NaN (where the source is NaN).  A missing entry means no bound.
-    facts    "finite": never ±inf or NaN; "noinf": never ±inf; "masked": finite or −inf; "nonzero": never 0;
-             "source": has a node of the source.  All hold for finite inputs.
-    normsq   class → {axis: bound on the sum of squares along that axis}
-    outputs  class of each output of the program
-    extents  extents of the whole axes
-    """
-    nodes: dict[int, list[Node]] = field(default_factory=dict)
-    free: dict[int, frozenset[str]] = field(default_factory=dict)
-    lo: dict[int, float] = field(default_factory=dict)
-    hi: dict[int, float] = field(default_factory=dict)
-    facts: dict[str, frozenset[int]] = field(default_factory=dict)
-    normsq: dict[int, dict[str, float]] = field(default_factory=dict)
-    outputs: tuple[int, ...] = ()
-    extents: dict[str, int] = field(default_factory=dict)
-    _terms: dict[int, Term] = field(default_factory=dict, repr=False)
+class Saturated:
+    """What saturation gives.  `stats`: one entry a phase; `folds`: the merges that were derived or rejected, as text."""
+    graph: Graph
+    stats: list[Phase] = field(default_factory=list)
+    folds: list[str] = field(default_factory=list)
 
     @property
-    def size(self) -> int:
-        """e-nodes in all."""
-        return sum(map(len, self.nodes.values()))
-
-    def items(self) -> Iterator[tuple[int, Node]]:
-        for c, ns in self.nodes.items():
-            for n in ns:
-                yield c, n
-
-    def interval(self, c: int) -> tuple[float, float]:
-        return self.lo.get(c, -math.inf), self.hi.get(c, math.inf)
-
-    def has(self, c: int, fact: str) -> bool:
-        return c in self.facts.get(fact, ())
-
-    def term(self, c: int) -> Term:
-        """The smallest term of a class.  Classes are numbered so that its arguments have smaller numbers."""
-        if c not in self._terms:
-            todo = [c]
-            while todo:
-                d = todo[-1]
-                n = self.nodes[d][0]
-                missing = [a for a in n.args if a not in self._terms]
-                if missing:
-                    todo += missing
-                else:
-                    self._terms[d] = make(n.op, n.attr, [self._terms[a] for a in n.args])
-                    todo.pop()
-        return self._terms[c]
+    def stop(self) -> str:
+        """Why saturation ended: "fixpoint", or the first limit that was met."""
+        return next((p.stop for p in self.stats if p.stop != "fixpoint"), "fixpoint")
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Statistics of a phase.  stop: "fixpoint", "nodes", "time" or "iterations"."""
-    name: str
-    iterations: int
-    nodes: int
-    seconds: float
-    stop: str
+def declarations(rules: Sequence[Rule]) -> list[str]:
+    """Everything the engine must know, as egglog text."""
+    return [" ".join(f"(ruleset {r})" for r in RULESETS), *analyses.ALL, *declared.LATER, *declared.VOLUMES, *(r.egglog for r in rules),
+            f"(ruleset tables) (rule () ({' '.join(analyses.tables())}) :ruleset tables) (run-schedule (run tables))"]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When saturation stops short.  What has been found by then is sound and usable."""
-    nodes: int = 5000
-    seconds: float = 10.0
-    iterations: int = 30
+def engine(rules: Sequence[Rule]) -> EGraph:
+    """An e-graph with these rules beside the analyses."""
+    return EGraph(lambda: declarations(rules), tuple(r.egglog for r in rules) if rules is not declared.RULES else "all")
 
 
-# ------------------------------------------------------------------ the engine's declarations
-
-_CONSTRUCTORS = {                                           # name → argument sorts; f: attribute, T: class
-    "Num": "f64", "Input": "String", "Iota": "String", "Add": "MS", "Mul": "MS", "Un": "String T", "Bi": "String T T", "Where": "T T T",
-    "Red": "String String T", "Fold": "String i64 String TV", "View": "String T", "Gather": "String T T",
-}
-_LEAVES = ("Num", "Input", "Iota")
-
-PRELUDE = "\n".join([
-    "(sort AS (Set String)) (sort MAS (MultiSet AS)) (sort MF (MultiSet f64))",
-    "(sort T) (sort MS (MultiSet T)) (sort TV (Vec T)) (sort MMS (MultiSet MS))",
-    *(f"(constructor {c} ({s}) T)" for c, s in _CONSTRUCTORS.items()),
-    *(f"(function why-{c} ({s}) String :merge old)" for c, s in _CONSTRUCTORS.items() if c not in _LEAVES),
-    # nodes that a mapped result makes, with the rule's name; normalisation turns them into ordinary ones
-    "(constructor LaterMul (String MS T) T) (constructor LaterAdd (String MS T) T)",
-    "(constructor LaterUn (String String T) T) (constructor LaterRed (String String String T) T) (constructor LaterView (String String T) T)",
-    "(function idxA (MS T) i64 :merge (max old new)) (function idxM (MS T) i64 :merge (max old new))",
-    "(function handle (i64) T :merge old)",
-    # axes: free sets and parts hold the leaves of the tree of parts
-    "(function free (T) AS :merge (set-intersect old new)) (function parts (String) AS :no-merge)",
-    "(relation need-volume (AS)) (function volume (AS) f64 :no-merge) (function length (String) f64 :no-merge)",
-    "(function extent (String) f64 :no-merge) (relation leaf-of (String String)) (relation nth (i64))",
-    "(relation redaxis (String)) (relation dep (String T)) (relation splittable (String String String)) (relation inside (String))",
-    "(relation shifted (String String String)) (relation reads (String AS AS))",
-    # facts
-    "(function has (String T) Unit :no-merge)",
-    "(function indep (String T) Unit :no-merge) (function cofactor (String T) Unit :no-merge) (function addend (String T) Unit :no-merge)",
-    "(function partable (String T) Unit :no-merge)",
-    "(function regular (T T) Unit :no-merge) (function vanish (T T) Unit :no-merge) (function tame (T T) Unit :no-merge)",
-    "(function below (T T) Unit :no-merge) (relation unless-finite (T T))",
-    "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",
-    "(function lz (T) f64 :merge (max old new)) (function hz (T) f64 :merge (min old new))",
-    "(function lo (T) f64 :merge (max old new)) (function hi (T) f64 :merge (min old new))",
-    "(function normsq (String T) f64 :merge (min old new))",
-    # tables that make one analysis rule serve many functions
-    "(relation un-gives (String String)) (relation un-keeps (String String String))",
-    "(relation un-lower (String f64)) (relation un-upper (String f64))",
-    "(relation nary-keeps (String)) (relation red-keeps (String String))",
-    "(sort Fidx (UnstableFn (MS T) i64)) (sort Ffact (UnstableFn (T) Unit)) (sort Ffree (UnstableFn (T) AS))",
-    "(sort Fset (UnstableFn (AS AS) AS)) (sort Fmap (UnstableFn (T) T)) (sort Fbound (UnstableFn (T) f64)) (sort Fnum (UnstableFn (f64 f64) f64))",
-])
+def strings(xs: Iterable[str]) -> str:
+    xs = list(xs)
+    return "(set-of " + " ".join(f'"{x}"' for x in xs) + ")" if xs else "(set-empty)"
 
 
-def literal(v: float) -> str:
-    """A float as egglog text."""
-    return "NaN" if v != v else "inf" if v == math.inf else "-inf" if v == -math.inf else repr(float(v))
+def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), extra: Iterable[Term] = ()) -> None:
+    """Load the outputs of a program (class i gets handle i), what is known of its inputs and axes; `extra` terms too."""
+    eg.extents = dict(program.axes)
+    split = frozenset(splittable)
+    roots = [*(o.term for o in program.outputs), *extra]
+    for i, t in enumerate(roots):
+        eg.act(f"(set (handle {i}) {eg.name(t)})")
+    views: dict[ViewMap, None] = {}
+    axes: dict[str, None] = {}
+    for t in postorder(roots):
+        x = eg.name(t)
+        if t.op == "input":
+            lo, hi, inside = _range(program, t)
+            eg.act(f'(set (has "finite" {x}) ()) (set (free {x}) {strings(leaf for a in _input_axes(t) for leaf in leaves(eg.axis(a), eg, split))})')
+            if not inside:
+                lo, hi = min(lo, 0.0), max(hi, 0.0)
+            if lo > -math.inf:
+                eg.act(f"(set (lz {x}) {literal(lo)})")
+            if hi < math.inf:
+                eg.act(f"(set (hz {x}) {literal(hi)})")
+        elif t.op == "view":
+            views[t.attr] = None                            # type: ignore[index]
+        for a in sorted(t.free | ({t.attr[-1]} if t.op in ("red", "fold") else set()), key=eg.axis):     # type: ignore[index]
+            axes[base(a)] = None
+    for m in views:
+        _view_facts(eg, m, program.axes, split)
+        for a, ix in m:
+            axes.update(dict.fromkeys([a, *ix.axes]))
+    for a in axes:
+        _axis_facts(eg, eg.axis(a), a, program.axes[a], split)
+    eg.flush()
 
 
-_POOL: dict[object, list[Any]] = {}                         # declarations → idle engines: declaring rules costs 0.1 s, push and pop 5 ms
+def leaves(part: str, eg: EGraph, split: frozenset[str]) -> list[str]:
+    """The smallest parts of a canonical axis (or part)."""
+    if eg.user_axis(part) in split:
+        return leaves(outer(part), eg, split) + leaves(inner(part), eg, split)
+    return [part]
 
 
-class EGraph:
-    """A running e-graph over given declarations (egglog text).  Use as a context manager: the engine goes back to a pool."""
-
-    def __init__(self, declarations: Callable[[], Iterable[str]], key: object):
-        """`declarations()` gives the rules, one text each; it is asked only if no engine with this key is idle."""
-        self._key = key
-        idle = _POOL.setdefault(key, [])
-        try:
-            self._engine = idle.pop()
-        except IndexError:
-            from egglog import bindings
-            self._engine = bindings.EGraph()
-            self.run(PRELUDE)
-            for text in declarations():                     # one by one: every parsed command keeps a copy of the whole text
-                self.run(text)
-        self.run("(push)")
-        self._lines: list[str] = []
-        self._names: dict[Term, str] = {}
-        self._axes: dict[str, str] = {}
-        self._back: dict[str, str] = {}                     # canonical axis → the program's
-        self._keys: dict[str, dict] = {"Input": {}, "View": {}, "Fold": {}}
-        self._rounds = 0
-        self.extents: dict[str, int] = {}
-
-    def __enter__(self) -> EGraph:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:                                    # after an error the engine's state is unknown: drop it
-            self.run("(pop)")
-            _POOL[self._key].append(self._engine)
-        del self._engine
-
-    # ---- text in
-    def run(self, text: str) -> list:
-        return self._engine.run_program(*self._engine.parse_program(text))
-
-    def axis(self, a: str) -> str:
-        """Canonical name of an axis (or a part): the first that occurs is a0, and so on."""
-        b = base(a)
-        if b not in self._axes:
-            name = f"a{len(self._axes)}"
-            self._axes[b], self._back[name] = name, b
-        return self._axes[b] + a[len(b):]
-
-    def user_axis(self, a: str) -> str:
-        b = base(a)
-        return self._back[b] + a[len(b):]
-
-    def key(self, table: str, value: object) -> str:
-        """The string that stands for an attribute that is no string: an input with its index, a view's map, a monoid."""
-        keys = self._keys[table]
-        if value not in keys:
-            keys[value] = f"{table[0].lower()}{len(keys)}"
-        return keys[value]
-
-    def name(self, t: Term, why: str = "source") -> str:
-        """The egglog variable that holds t in the actions to come."""
-        for x in postorder([t]):
-            if x not in self._names:
-                self._emit(x, why)
-        return self._names[t]
-
-    def _emit(self, t: Term, why: str) -> None:
-        a = [self._names[x] for x in t.args]
-        ctor, attrs = {"un": "Un", "bi": "Bi"}.get(t.op, t.op.capitalize()), ""
-        attr: Any = t.attr
-        match t.op:
-            case "num":
-                attrs = literal(attr)
-            case "input":
-                for ix in attr[1]:
-                    for b in ix.axes:
-                        self.axis(b)
-                attrs = f'"{self.key("Input", attr)}"'
-            case "var":
-                ctor, attrs = "Input", f'"{self.key("Input", (None, attr))}"'
-            case "iota" | "gather":
-                attrs = f'"{self.axis(attr)}"'
-            case "un" | "bi":
-                attrs = f'"{attr}"'
-            case "red":
-                attrs = f'"{attr[0]}" "{self.axis(attr[1])}"'
-            case "view":
-                for b, ix in attr:
-                    for x in (b, *ix.axes):
-                        self.axis(x)
-                attrs = f'"{self.key("View", attr)}"'
-            case "fold":
-                attrs = f'"{self.key("Fold", attr[0])}" {attr[1]} "{self.axis(attr[2])}"'
-        inner = attrs + " " + (f"(multiset-of {' '.join(a)})" if t.op in ("add", "mul") else f"(vec-of {' '.join(a)})" if t.op == "fold"
-                               else " ".join(a))
-        v = f"x{self._rounds}_{len(self._names)}"
-        self._lines.append(f"(let {v} ({ctor} {inner}))")
-        if ctor not in _LEAVES and why:
-            self._lines.append(f'(set (why-{ctor} {inner}) "{why}")')
-        self._names[t] = v
-
-    def act(self, line: str) -> None:
-        """Queue an action (egglog text over variables from `name`)."""
-        self._lines.append(line)
-
-    def flush(self) -> None:
-        """Run the queued actions, as one premise-free rule (a let at top level would make a table)."""
-        if self._lines:
-            r = f"go{self._rounds}"
-            self.run(f"(ruleset {r}) (rule () ({' '.join(self._lines)}) :ruleset {r}) (run-schedule (run {r}))")
-        self._rounds += 1
-        self._lines, self._names = [], {}
-
-    # ---- running
-    def nodes(self) -> int:
-        """Rows of the term tables, retired ones included."""
-        return sum(n for f, n in self.run("(print-size)")[0].sizes if f in _CONSTRUCTORS)
-
-    def saturate(self, name: str, schedule: str, limits: Limits) -> Phase:
-        """Run the schedule until nothing changes or a limit is met.  Looks at clock and size between single runs: egglog has no
-        time limit inside one."""
-        start, n, it, stop = time.perf_counter(), 0, 0, "iterations"
-        while it < limits.iterations:
-            report = self.run(f"(run-schedule {schedule})")[0].report
-            it += 1
-            n = self.nodes()
-            if not report.updated:
-                stop = "fixpoint"
-                break
-            if n > limits.nodes:
-                stop = "nodes"
-                break
-            if time.perf_counter() - start > limits.seconds:
-                stop = "time"
-                break
-        return Phase(name, it, n, time.perf_counter() - start, stop)
-
-    # ---- rows out
-    def freeze(self, handles: int = 0) -> Graph:
-        """A copy of the e-graph as it is.  Classes get numbers by their smallest terms, so numbering does not depend on what the
-        engine did before.  `outputs` are the classes of the handles 0 … handles-1."""
-        e = self._engine
-        functions = e.freeze().functions
-        text = e.value_to_string
-
-        def rows(name: str) -> Iterable[Any]:
-            return [r for r in functions[name].rows if not r.subsumed] if name in functions else ()
-
-        back = {t: {s: v for v, s in keys.items()} for t, keys in self._keys.items()}
-        axis = self.user_axis
-
-        def read(ctor: str, ins: Any) -> _Row:
-            """(op, attribute in canonical names, arguments) of a row."""
-            match ctor:
-                case "Num":
-                    return "num", (e.value_to_f64(ins[0]),), ()
-                case "Add" | "Mul":
-                    return ctor.lower(), (), tuple(e.value_to_multiset(ins[0]))
-                case "Where":
-                    return "where", (), tuple(ins)
-                case "Red":
-                    return "red", (text(ins[0]), text(ins[1])), (ins[2],)
-                case "Fold":
-                    return "fold", (text(ins[0]), e.value_to_i64(ins[1]), text(ins[2])), tuple(e.value_to_vec(ins[3]))
-            return ctor.lower(), (text(ins[0]),), tuple(ins[1:])
-
-        def attribute(op: str, a: tuple) -> tuple[str, object]:
-            """Operator and attribute of terms.py."""
-            match op:
-                case "num" | "un" | "bi":
-                    return op, a[0]
-                case "input":
-                    key = back["Input"][a[0]]
-                    return ("var", key[1]) if key[0] is None else ("input", key)
-                case "iota" | "gather":
-                    return op, axis(a[0])
-                case "red":
-                    return op, (a[0], axis(a[1]))
-                case "view":
-                    return op, back["View"][a[0]]
-                case "fold":
-                    return op, (back["Fold"][a[0]], a[1], axis(a[2]))
-            return op, None
-
-        raw: dict[Any, list[tuple[_Row, str]]] = {}
-        for ctor in _CONSTRUCTORS:
-            why = {read(ctor, r.inputs): text(r.output) for r in rows(f"why-{ctor}")}
-            for r in rows(ctor):
-                n = read(ctor, r.inputs)
-                raw.setdefault(r.output, []).append((n, why.get(n, "source" if ctor in _LEAVES else "congruence")))
-
-        outs = [v for _, v in sorted((e.value_to_i64(r.inputs[0]), r.output) for r in rows("handle"))]
-        number, ordered = _number(raw)
-        g = Graph(outputs=tuple(number[v] for v in outs[:handles]), extents=dict(self.extents))
-        for v, c in number.items():
-            g.nodes[c] = []
-            seen = set()
-            for (op, canonical, args), rule in ordered[v]:
-                ids = tuple(number[a] for a in args)
-                node = Node(*attribute(op, canonical), tuple(sorted(ids)) if op in ("add", "mul") else ids, rule)
-                if node.key not in seen:
-                    seen.add(node.key)
-                    g.nodes[c].append(node)
-
-        def table(name: str, key: int, value: Callable[[Any], Any]) -> dict[int, Any]:
-            return {number[r.inputs[key]]: value(r.output) for r in rows(name) if r.inputs[key] in number}
-
-        g.free = table("free", 0, lambda v: normalise(axis(text(a)) for a in e.value_to_set(v)))
-        g.lo, g.hi = table("lo", 0, e.value_to_f64), table("hi", 0, e.value_to_f64)
-        facts: dict[str, set[int]] = {f: set() for f in ("finite", "noinf", "masked", "nonzero")}
-        for r in rows("has"):
-            if r.inputs[1] in number:
-                facts.setdefault(text(r.inputs[0]), set()).add(number[r.inputs[1]])
-        facts["source"] = {c for c, n in g.items() if n.why == "source"}
-        g.facts = {f: frozenset(s) for f, s in facts.items()}
-        for r in rows("normsq"):
-            if r.inputs[1] in number:
-                g.normsq.setdefault(number[r.inputs[1]], {})[axis(text(r.inputs[0]))] = e.value_to_f64(r.output)
-        return g
+def _axis_facts(eg: EGraph, name: str, part: str, extent: int, split: frozenset[str], whole: str = "") -> None:
+    whole = whole or name
+    parts = leaves(name, eg, split)
+    eg.act(f'(set (parts "{name}") {strings(parts)}) (set (extent "{name}") {float(extent)})')
+    if parts == [name]:                                     # the outer part of a split counts 1, the inner one all elements
+        eg.act(f'(leaf-of "{name}" "{whole}") (set (length "{name}") {1.0 if name.endswith(".o") else float(extent)})')
+        return
+    eg.act(f'(splittable "{name}" "{outer(name)}" "{inner(name)}")')
+    for f in (outer, inner):
+        _axis_facts(eg, f(name), f(part), extent, split, whole)
 
 
-_Row = tuple[str, tuple, tuple]
+def _input_axes(t: Term) -> list[str]:
+    return list(dict.fromkeys(a for ix in t.attr[1] for a in ix.axes))          # type: ignore[index]
 
 
-def _number(raw: Mapping[Any, list[tuple[_Row, str]]]) -> tuple[dict[Any, int], dict[Any, list]]:
-    """Number classes in order of their smallest terms (tree size, then structure); nodes of a class in that order too."""
-    users: dict[Any, list[tuple[Any, int]]] = {}
-    waiting: dict[tuple[Any, int], int] = {}
-    heap: list[tuple] = []
-    size: dict[Any, int] = {}
-    number: dict[Any, int] = {}
-    found: dict[Any, list] = {v: [] for v in raw}
-    tick = 0
-
-    def offer(v: Any, i: int) -> None:
-        nonlocal tick
-        op, attr, args = raw[v][i][0]
-        ranks = [number[a] for a in args]
-        key = (1 + sum(size[a] for a in args), op, [(len(str(a)), str(a)) for a in attr],
-               sorted(ranks) if op in ("add", "mul") else ranks)
-        tick += 1
-        heapq.heappush(heap, (key, tick, v, i))
-
-    for v, ns in raw.items():
-        for i, n in enumerate(ns):
-            distinct = set(n[0][2])
-            waiting[v, i] = len(distinct)
-            for a in distinct:
-                users.setdefault(a, []).append((v, i))
-            if not distinct:
-                offer(v, i)
-    while heap:
-        key, _, v, i = heapq.heappop(heap)
-        found[v].append(raw[v][i])
-        if v in number:
-            continue
-        number[v], size[v] = len(number), key[0]
-        for u in users.get(v, ()):
-            waiting[u] -= 1
-            if not waiting[u]:
-                offer(*u)
-    return number, found
+def _range(program: Program, t: Term) -> tuple[float, float, bool]:
+    """(lo, hi, inside) of an input read through its index: does the index stay in the array?"""
+    name, index = t.attr                                                        # type: ignore[misc]
+    i = program.input(name)
+    inside = all(0 <= lo and hi < n for (lo, hi), n in ((ix.bounds(program.axes), n) for ix, n in zip(index, i.shape)))
+    lo, hi = i.range or ((0.0, 1.0) if i.dtype == "bool" else (-math.inf, math.inf))
+    return lo, hi, inside
 
 
+def _view_facts(eg: EGraph, m: ViewMap, extents: dict[str, int], split: frozenset[str]) -> None:
+    key = eg.key("View", m)
+    bound = [leaf for a, _ in m for leaf in leaves(eg.axis(a), eg, split)]
+    new = dict.fromkeys(leaf for _, ix in m for a in ix.axes for leaf in leaves(eg.axis(a), eg, split))
+    eg.act(f'(reads "{key}" {strings(bound)} {strings(new)})')
+    if all(0 <= lo and hi < extents[a] for a, (lo, hi) in ((a, ix.bounds(extents)) for a, ix in m)):
+        eg.act(f'(inside "{key}")')
+    for a, ix in m:                                         # an injective read along one axis keeps sums of squares
+        if len(ix.terms) == 1 and sum(ix.axes == other.axes for _, other in m) == 1:
+            eg.act(f'(shifted "{key}" "{eg.axis(a)}" "{eg.axis(ix.axes[0])}")')
+
+
+def saturate(program: Program, rules: Sequence[Rule] | None = None, limits: Limits | None = None, splittable: Iterable[str] = ()) -> Saturated:
+    """Saturate a program's e-graph.
+
+    rules: the rewrite rules (all of `rules.RULES` if None).  splittable: axes (whole, or parts like "k.o") whose reductions may be
+    split in two.  If a limit is hit the graph is smaller but as sound, and the phase's `stop` says which.
+    """
+    rules = declared.RULES if rules is None else tuple(rules)
+    limits = limits or Limits()
+    if not all(program.axes.values()):                      # reductions over nothing: the analyses assume that there is something
+        rules, splittable = (), ()
+    with engine(rules) as eg:
+        start = time.perf_counter()
+        load(eg, program, splittable)
+        stats = [Phase("load", 1, eg.nodes(), time.perf_counter() - start, "fixpoint")]
+        out = Saturated(Graph(), stats)
+        stats.append(eg.saturate("sums", f"(seq {SETTLE} (run sums))", limits))
+        stats.append(eg.saturate("algebra", f"(seq {SETTLE} (run sums) (run algebra) (run contract))", limits))
+        eg.run(f"(run-schedule {SETTLE})")
+        if splittable:
+            stats.append(eg.saturate("split", f"(seq {SETTLE} (run split))", replace(limits, iterations=4)))
+            eg.run(f"(run-schedule {SETTLE})")
+        start = time.perf_counter()
+        out.graph = eg.freeze(len(program.outputs))
+        stats.append(Phase("freeze", 1, out.graph.size, time.perf_counter() - start, "fixpoint"))
+    return out

@@ -1,0 +1,348 @@
+"""A running e-graph: egglog program text in, plain Python rows out.  Nothing else touches egglog, which is imported on first use.
+
+Terms are loaded under canonical names of axes and inputs (in order of occurrence), so that programs that differ in names alone are
+the same text.
+"""
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .graph import Graph, Node
+from .terms import Term, base, normalise, postorder
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Statistics of a phase.  stop: "fixpoint", "nodes", "time" or "iterations"."""
+    name: str
+    iterations: int
+    nodes: int
+    seconds: float
+    stop: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When saturation stops short.  What has been found by then is sound and usable."""
+    nodes: int = 5000
+    seconds: float = 10.0
+    iterations: int = 30
+
+
+# ------------------------------------------------------------------ the engine's declarations
+
+_CONSTRUCTORS = {                                           # name → argument sorts; f: attribute, T: class
+    "Num": "f64", "Input": "String", "Iota": "String", "Add": "MS", "Mul": "MS", "Un": "String T", "Bi": "String T T", "Where": "T T T",
+    "Red": "String String T", "Fold": "String i64 String TV", "View": "String T", "Gather": "String T T",
+}
+_LEAVES = ("Num", "Input", "Iota")
+
+PRELUDE = "\n".join([
+    "(sort AS (Set String)) (sort MAS (MultiSet AS)) (sort MF (MultiSet f64))",
+    "(sort T) (sort MS (MultiSet T)) (sort TV (Vec T)) (sort MMS (MultiSet MS))",
+    *(f"(constructor {c} ({s}) T)" for c, s in _CONSTRUCTORS.items()),
+    *(f"(function why-{c} ({s}) String :merge old)" for c, s in _CONSTRUCTORS.items() if c not in _LEAVES),
+    # nodes that a mapped result makes, with the rule's name; normalisation turns them into ordinary ones
+    "(constructor LaterMul (String MS T) T) (constructor LaterAdd (String MS T) T)",
+    "(constructor LaterUn (String String T) T) (constructor LaterRed (String String String T) T) (constructor LaterView (String String T) T)",
+    "(function idxA (MS T) i64 :merge (max old new)) (function idxM (MS T) i64 :merge (max old new))",
+    "(function handle (i64) T :merge old)",
+    # axes: free sets and parts hold the leaves of the tree of parts
+    "(function free (T) AS :merge (set-intersect old new)) (function parts (String) AS :no-merge)",
+    "(relation need-volume (AS)) (function volume (AS) f64 :no-merge) (function length (String) f64 :no-merge)",
+    "(function extent (String) f64 :no-merge) (relation leaf-of (String String)) (relation nth (i64))",
+    "(relation redaxis (String)) (relation dep (String T)) (relation splittable (String String String)) (relation inside (String))",
+    "(relation shifted (String String String)) (relation reads (String AS AS))",
+    # facts
+    "(function has (String T) Unit :no-merge)",
+    "(function indep (String T) Unit :no-merge) (function cofactor (String T) Unit :no-merge) (function addend (String T) Unit :no-merge)",
+    "(function partable (String T) Unit :no-merge)",
+    "(function regular (T T) Unit :no-merge) (function vanish (T T) Unit :no-merge) (function tame (T T) Unit :no-merge)",
+    "(function below (T T) Unit :no-merge) (relation unless-finite (T T))",
+    "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",
+    "(function lz (T) f64 :merge (max old new)) (function hz (T) f64 :merge (min old new))",
+    "(function lo (T) f64 :merge (max old new)) (function hi (T) f64 :merge (min old new))",
+    "(function normsq (String T) f64 :merge (min old new))",
+    # tables that make one analysis rule serve many functions
+    "(relation un-gives (String String)) (relation un-keeps (String String String))",
+    "(relation un-lower (String f64)) (relation un-upper (String f64))",
+    "(relation nary-keeps (String)) (relation red-keeps (String String))",
+    "(sort Fidx (UnstableFn (MS T) i64)) (sort Ffact (UnstableFn (T) Unit)) (sort Ffree (UnstableFn (T) AS))",
+    "(sort Fset (UnstableFn (AS AS) AS)) (sort Fmap (UnstableFn (T) T)) (sort Fbound (UnstableFn (T) f64)) (sort Fnum (UnstableFn (f64 f64) f64))",
+])
+
+
+def literal(v: float) -> str:
+    """A float as egglog text."""
+    return "NaN" if v != v else "inf" if v == math.inf else "-inf" if v == -math.inf else repr(float(v))
+
+
+_POOL: dict[object, list[Any]] = {}                         # declarations → idle engines: declaring rules costs 0.1 s, push and pop 5 ms
+
+
+class EGraph:
+    """A running e-graph over given declarations (egglog text).  Use as a context manager: the engine goes back to a pool."""
+
+    def __init__(self, declarations: Callable[[], Iterable[str]], key: object):
+        """`declarations()` gives the rules, one text each; it is asked only if no engine with this key is idle."""
+        self._key = key
+        idle = _POOL.setdefault(key, [])
+        try:
+            self._engine = idle.pop()
+        except IndexError:
+            from egglog import bindings
+            self._engine = bindings.EGraph()
+            self.run(PRELUDE)
+            for text in declarations():                     # one by one: every parsed command keeps a copy of the whole text
+                self.run(text)
+        self.run("(push)")
+        self._lines: list[str] = []
+        self._names: dict[Term, str] = {}
+        self._axes: dict[str, str] = {}
+        self._back: dict[str, str] = {}                     # canonical axis → the program's
+        self._keys: dict[str, dict] = {"Input": {}, "View": {}, "Fold": {}}
+        self._rounds = 0
+        self.extents: dict[str, int] = {}
+
+    def __enter__(self) -> EGraph:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:                                    # after an error the engine's state is unknown: drop it
+            self.run("(pop)")
+            _POOL[self._key].append(self._engine)
+        del self._engine
+
+    # ---- text in
+    def run(self, text: str) -> list:
+        return self._engine.run_program(*self._engine.parse_program(text))
+
+    def axis(self, a: str) -> str:
+        """Canonical name of an axis (or a part): the first that occurs is a0, and so on."""
+        b = base(a)
+        if b not in self._axes:
+            name = f"a{len(self._axes)}"
+            self._axes[b], self._back[name] = name, b
+        return self._axes[b] + a[len(b):]
+
+    def user_axis(self, a: str) -> str:
+        b = base(a)
+        return self._back[b] + a[len(b):]
+
+    def key(self, table: str, value: object) -> str:
+        """The string that stands for an attribute that is no string: an input with its index, a view's map, a monoid."""
+        keys = self._keys[table]
+        if value not in keys:
+            keys[value] = f"{table[0].lower()}{len(keys)}"
+        return keys[value]
+
+    def name(self, t: Term, why: str = "source") -> str:
+        """The egglog variable that holds t in the actions to come."""
+        for x in postorder([t]):
+            if x not in self._names:
+                self._emit(x, why)
+        return self._names[t]
+
+    def _emit(self, t: Term, why: str) -> None:
+        a = [self._names[x] for x in t.args]
+        ctor, attrs = {"un": "Un", "bi": "Bi"}.get(t.op, t.op.capitalize()), ""
+        attr: Any = t.attr
+        match t.op:
+            case "num":
+                attrs = literal(attr)
+            case "input":
+                for ix in attr[1]:
+                    for b in ix.axes:
+                        self.axis(b)
+                attrs = f'"{self.key("Input", attr)}"'
+            case "var":
+                ctor, attrs = "Input", f'"{self.key("Input", (None, attr))}"'
+            case "iota" | "gather":
+                attrs = f'"{self.axis(attr)}"'
+            case "un" | "bi":
+                attrs = f'"{attr}"'
+            case "red":
+                attrs = f'"{attr[0]}" "{self.axis(attr[1])}"'
+            case "view":
+                for b, ix in attr:
+                    for x in (b, *ix.axes):
+                        self.axis(x)
+                attrs = f'"{self.key("View", attr)}"'
+            case "fold":
+                attrs = f'"{self.key("Fold", attr[0])}" {attr[1]} "{self.axis(attr[2])}"'
+        inner = attrs + " " + (f"(multiset-of {' '.join(a)})" if t.op in ("add", "mul") else f"(vec-of {' '.join(a)})" if t.op == "fold"
+                               else " ".join(a))
+        v = f"x{self._rounds}_{len(self._names)}"
+        self._lines.append(f"(let {v} ({ctor} {inner}))")
+        if ctor not in _LEAVES and why:
+            self._lines.append(f'(set (why-{ctor} {inner}) "{why}")')
+        self._names[t] = v
+
+    def act(self, line: str) -> None:
+        """Queue an action (egglog text over variables from `name`)."""
+        self._lines.append(line)
+
+    def flush(self) -> None:
+        """Run the queued actions, as one premise-free rule (a let at top level would make a table)."""
+        if self._lines:
+            r = f"go{self._rounds}"
+            self.run(f"(ruleset {r}) (rule () ({' '.join(self._lines)}) :ruleset {r}) (run-schedule (run {r}))")
+        self._rounds += 1
+        self._lines, self._names = [], {}
+
+    # ---- running
+    def nodes(self) -> int:
+        """Rows of the term tables, retired ones included."""
+        return sum(n for f, n in self.run("(print-size)")[0].sizes if f in _CONSTRUCTORS)
+
+    def saturate(self, name: str, schedule: str, limits: Limits) -> Phase:
+        """Run the schedule until nothing changes or a limit is met.  Looks at clock and size between single runs: egglog has no
+        time limit inside one."""
+        start, n, it, stop = time.perf_counter(), 0, 0, "iterations"
+        while it < limits.iterations:
+            report = self.run(f"(run-schedule {schedule})")[0].report
+            it += 1
+            n = self.nodes()
+            if not report.updated:
+                stop = "fixpoint"
+                break
+            if n > limits.nodes:
+                stop = "nodes"
+                break
+            if time.perf_counter() - start > limits.seconds:
+                stop = "time"
+                break
+        return Phase(name, it, n, time.perf_counter() - start, stop)
+
+    # ---- rows out
+    def freeze(self, handles: int = 0) -> Graph:
+        """A copy of the e-graph as it is.  Classes get numbers by their smallest terms, so numbering does not depend on what the
+        engine did before.  `outputs` are the classes of the handles 0 … handles-1."""
+        e = self._engine
+        functions = e.freeze().functions
+        text = e.value_to_string
+
+        def rows(name: str) -> Iterable[Any]:
+            return [r for r in functions[name].rows if not r.subsumed] if name in functions else ()
+
+        back = {t: {s: v for v, s in keys.items()} for t, keys in self._keys.items()}
+        axis = self.user_axis
+
+        def read(ctor: str, ins: Any) -> _Row:
+            """(op, attribute in canonical names, arguments) of a row."""
+            match ctor:
+                case "Num":
+                    return "num", (e.value_to_f64(ins[0]),), ()
+                case "Add" | "Mul":
+                    return ctor.lower(), (), tuple(e.value_to_multiset(ins[0]))
+                case "Where":
+                    return "where", (), tuple(ins)
+                case "Red":
+                    return "red", (text(ins[0]), text(ins[1])), (ins[2],)
+                case "Fold":
+                    return "fold", (text(ins[0]), e.value_to_i64(ins[1]), text(ins[2])), tuple(e.value_to_vec(ins[3]))
+            return ctor.lower(), (text(ins[0]),), tuple(ins[1:])
+
+        def attribute(op: str, a: tuple) -> tuple[str, object]:
+            """Operator and attribute of terms.py."""
+            match op:
+                case "num" | "un" | "bi":
+                    return op, a[0]
+                case "input":
+                    key = back["Input"][a[0]]
+                    return ("var", key[1]) if key[0] is None else ("input", key)
+                case "iota" | "gather":
+                    return op, axis(a[0])
+                case "red":
+                    return op, (a[0], axis(a[1]))
+                case "view":
+                    return op, back["View"][a[0]]
+                case "fold":
+                    return op, (back["Fold"][a[0]], a[1], axis(a[2]))
+            return op, None
+
+        raw: dict[Any, list[tuple[_Row, str]]] = {}
+        for ctor in _CONSTRUCTORS:
+            why = {read(ctor, r.inputs): text(r.output) for r in rows(f"why-{ctor}")}
+            for r in rows(ctor):
+                n = read(ctor, r.inputs)
+                raw.setdefault(r.output, []).append((n, why.get(n, "source" if ctor in _LEAVES else "congruence")))
+
+        outs = [v for _, v in sorted((e.value_to_i64(r.inputs[0]), r.output) for r in rows("handle"))]
+        number, ordered = _number(raw)
+        g = Graph(outputs=tuple(number[v] for v in outs[:handles]), extents=dict(self.extents))
+        for v, c in number.items():
+            g.nodes[c] = []
+            seen = set()
+            for (op, canonical, args), rule in ordered[v]:
+                ids = tuple(number[a] for a in args)
+                node = Node(*attribute(op, canonical), tuple(sorted(ids)) if op in ("add", "mul") else ids, rule)
+                if node.key not in seen:
+                    seen.add(node.key)
+                    g.nodes[c].append(node)
+
+        def table(name: str, key: int, value: Callable[[Any], Any]) -> dict[int, Any]:
+            return {number[r.inputs[key]]: value(r.output) for r in rows(name) if r.inputs[key] in number}
+
+        g.free = table("free", 0, lambda v: normalise(axis(text(a)) for a in e.value_to_set(v)))
+        g.lo, g.hi = table("lo", 0, e.value_to_f64), table("hi", 0, e.value_to_f64)
+        facts: dict[str, set[int]] = {f: set() for f in ("finite", "noinf", "masked", "nonzero")}
+        for r in rows("has"):
+            if r.inputs[1] in number:
+                facts.setdefault(text(r.inputs[0]), set()).add(number[r.inputs[1]])
+        facts["source"] = {c for c, n in g.items() if n.why == "source"}
+        g.facts = {f: frozenset(s) for f, s in facts.items()}
+        for r in rows("normsq"):
+            if r.inputs[1] in number:
+                g.normsq.setdefault(number[r.inputs[1]], {})[axis(text(r.inputs[0]))] = e.value_to_f64(r.output)
+        return g
+
+
+_Row = tuple[str, tuple, tuple]
+
+
+def _number(raw: Mapping[Any, list[tuple[_Row, str]]]) -> tuple[dict[Any, int], dict[Any, list]]:
+    """Number classes in order of their smallest terms (tree size, then structure); nodes of a class in that order too."""
+    users: dict[Any, list[tuple[Any, int]]] = {}
+    waiting: dict[tuple[Any, int], int] = {}
+    heap: list[tuple] = []
+    size: dict[Any, int] = {}
+    number: dict[Any, int] = {}
+    found: dict[Any, list] = {v: [] for v in raw}
+    tick = 0
+
+    def offer(v: Any, i: int) -> None:
+        nonlocal tick
+        op, attr, args = raw[v][i][0]
+        ranks = [number[a] for a in args]
+        key = (1 + sum(size[a] for a in args), op, [(len(str(a)), str(a)) for a in attr],
+               sorted(ranks) if op in ("add", "mul") else ranks)
+        tick += 1
+        heapq.heappush(heap, (key, tick, v, i))
+
+    for v, ns in raw.items():
+        for i, n in enumerate(ns):
+            distinct = set(n[0][2])
+            waiting[v, i] = len(distinct)
+            for a in distinct:
+                users.setdefault(a, []).append((v, i))
+            if not distinct:
+                offer(v, i)
+    while heap:
+        key, _, v, i = heapq.heappop(heap)
+        found[v].append(raw[v][i])
+        if v in number:
+            continue
+        number[v], size[v] = len(number), key[0]
+        for u in users.get(v, ()):
+            waiting[u] -= 1
+            if not waiting[u]:
+                offer(*u)
+    return number, found
+
+
