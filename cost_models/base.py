@@ -1,0 +1,103 @@
+"""What a cost model is, and the sizes it is asked about.
+
+A model prices one tile program at many tile sizes at once: every argument and result is an array with one entry per point of the
+search.  The structure of a tile program does not depend on sizes, so one lowering serves all points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ..codegen.tile import TileProgram
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Work:
+    """A rough amount of work, for bounds before anything is lowered.
+
+    tensor   multiply-add flops (two per product) of contractions that matrix units could do
+    ops      plain arithmetic operations, a multiply-add counting as one
+    special  results of special functions (exp, tanh, 1/x …)
+    bytes    moved between memory and chip, each distinct element once
+    """
+
+    tensor: float = 0.0
+    ops: float = 0.0
+    special: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass
+class Sizes:
+    """Tile and extent of every axis that a kernel walks, one entry per point (or one for all)."""
+
+    tile: dict[str, Array]
+    extent: dict[str, Array]
+    _trips: dict[str, Array] = field(default_factory=dict, repr=False)
+    _products: dict[tuple[str, ...], Array] = field(default_factory=dict, repr=False)
+
+    @property
+    def points(self) -> int:
+        return max((a.size for d in (self.tile, self.extent) for a in d.values()), default=1)
+
+    def trips(self, axis: str) -> Array:
+        if axis not in self._trips:
+            self._trips[axis] = np.ceil(self.extent[axis] / np.maximum(self.tile[axis], 1.0))
+        return self._trips[axis]
+
+    def elements(self, axes: tuple[str, ...]) -> Array:
+        """Elements of a tile with these axes."""
+        if axes not in self._products:
+            out = np.ones(1)
+            for a in axes:
+                out = out * self.tile[a]
+            self._products[axes] = out
+        return self._products[axes]
+
+
+@dataclass
+class Scores:
+    """Predicted time of each point (inf: it cannot run), its parts by resource, and the schedule choices that go with it."""
+
+    seconds: Array
+    parts: dict[str, Array]
+    choices: dict[str, Array]
+    detail: dict[str, Array] = field(default_factory=dict)
+
+
+class CostModel(Protocol):
+    """What the search asks.  Implementations must be deterministic and must not look at names of axes or buffers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tensor_dtypes(self) -> frozenset[str]:
+        """16-bit dtypes whose products run on matrix units; operands computed in a kernel are rounded to one of them."""
+        ...
+
+    def cost(self, program: TileProgram, sizes: Sizes) -> Scores:
+        """Price of the kernel at every point."""
+        ...
+
+    def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Tile sizes worth trying for each axis (the extent itself where the axis is whole)."""
+        ...
+
+    def floor(self, work: Work) -> float:
+        """Seconds that no kernel with this much work can beat, its launch included."""
+        ...
+
+    def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:
+        """Roles ("whole", "loop") worth trying for a reduced axis of this extent; contracted: by a product of two tiles."""
+        ...
+
+    def splits(self, extent: int) -> tuple[int, ...]:
+        """Numbers of parts worth trying for a split reduction over an axis of this extent."""
+        ...

@@ -1,0 +1,162 @@
+"""Cost of tile programs on a CPU: every statement is an array operation on a tile, every block runs on one core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..codegen.tile import Contract, Gather, Iota, Load, Map, Mask, Reduce, Store, TileProgram, walk
+from ..program import DTYPES
+from . import walk as W
+from .base import Array, Scores, Sizes, Work
+from .machines import Cpu
+
+# seconds per float32 element beyond plain arithmetic, in units of `Cpu.element`
+FUNCTIONS = {
+    "exp": 1.6, "exp2": 1.6, "expm1": 12, "log": 1.6, "log1p": 12, "log2": 6, "log10": 8, "tanh": 1.5, "erf": 20, "sin": 3, "cos": 3, "tan": 12,
+    "sinh": 12, "cosh": 12, "asin": 12, "acos": 12, "atan": 12, "asinh": 15, "acosh": 15, "atanh": 15, "pow": 8, "mod": 10, "floordiv": 10,
+    "atan2": 20, "hypot": 6, "where": 3, "recip": 0.8, "sqrt": 0.8, "rsqrt": 1.6,
+}  # fmt: skip
+# seconds per element to and from the compute dtype
+CONVERT = {"bfloat16": 0.6e-9, "float16": 3e-9, "float8_e4m3fn": 1e-9, "float8_e5m2": 1e-9}
+SERIAL = 0.4  # share of a call's fixed cost that holds the interpreter lock
+
+
+class HostModel:
+    """The analytic model of a CPU."""
+
+    def __init__(self, machine: Cpu):
+        self.machine = machine
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+    @property
+    def tensor_dtypes(self) -> frozenset[str]:
+        return frozenset()
+
+    def floor(self, work: Work) -> float:
+        m = self.machine
+        busy = work.tensor / m.flops + (work.ops + 1.6 * work.special) * m.element / 2
+        return m.launch + max(busy / m.cores, work.bytes / m.dram / 4)
+
+    def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:
+        if contracted:
+            return ("whole",) if extent <= 512 else ("loop", "whole") if extent <= 8192 else ("loop",)
+        return ("whole",) if extent <= 512 else ("loop", "whole") if extent <= 1 << 20 else ("loop",)
+
+    def splits(self, extent: int) -> tuple[int, ...]:
+        most = max(2, 4 * self.machine.cores)
+        return tuple(s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128) if s <= most and extent // s >= 256)
+
+    def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        few = sum(1 for x in program.axes.values() if x.role != "whole") > 4
+        out = {}
+        for a, x in program.axes.items():
+            n = max(extents[a], 1)
+            if x.role == "whole":
+                out[a] = (n,)
+                continue
+            sizes = (1, 16, 64, 256) if few else (1, 8, 32, 64, 128, 256, 512, 1024)
+            if x.role == "loop":
+                sizes = (64, 256, 1024) if few else (32, 64, 128, 256, 512, 1024, 2048, 4096)
+            out[a] = tuple(t for t in sizes if t < n) + ((n,) if n <= 4096 else ())
+        return out
+
+    def cost(self, program: TileProgram, sizes: Sizes) -> Scores:
+        m = self.machine
+        steps, loops = W.steps(program, sizes)
+        blocks = W.blocks(program, sizes)
+        width = 2.0 if program.compute_dtype == "float64" else 1.0
+        dtype = {b.name: b.dtype for b in (*program.reads, *program.writes)}
+        held = self._memory(program, sizes, width)
+        speed = np.where(held > m.cache, m.far, m.near)  # bytes a second that elementwise statements reach
+        masks = W.masks(program)
+        zero = np.zeros(1)
+        calls, product, elements, special, moved = zero, zero, zero, zero, zero
+        for step in steps:
+            s, runs = step.stmt, step.runs
+            if isinstance(s, Load | Gather):
+                n = sizes.elements(s.out.axes)
+                calls = calls + runs
+                moved = moved + n * CONVERT.get(dtype[s.buffer], 0.0) * runs
+                if isinstance(s, Gather):
+                    moved = moved + n * 3e-9 * runs
+            elif isinstance(s, Store):
+                n = sizes.elements(tuple(sorted({a for ix in s.index for a in ix.axes if a in sizes.tile})))
+                calls = calls + runs
+                moved = moved + n * (CONVERT.get(dtype[s.buffer], 0.0) + DTYPES[dtype[s.buffer]] / m.far) * runs
+            elif isinstance(s, Contract):
+                t, c = self._product(sizes, s, width)
+                product, calls = product + t * runs, calls + (c + (s.acc is not None)) * runs
+                if s.acc is not None:
+                    elements = elements + sizes.elements(s.out.axes) * m.element * runs
+            elif isinstance(s, Reduce):
+                n = sizes.elements(s.arg.axes)
+                rows = sizes.elements(s.out.axes)
+                calls = calls + 2.0 * runs
+                elements = elements + (n * np.maximum(m.element, 4 * width / speed) + rows * 25e-9) * runs
+            elif isinstance(s, Map | Mask | Iota):
+                if not s.out.axes:
+                    continue
+                n = sizes.elements(s.out.axes)
+                share = step.mixed if isinstance(s, Mask) or (isinstance(s, Map) and s.fn == "where" and s.args[0].id in masks) else 1.0
+                arity = max(len(s.args) - 1, 1) if isinstance(s, Map) and s.fn in ("add", "mul") else 1
+                each = FUNCTIONS.get(s.fn, 1.0) if isinstance(s, Map) else 2.0
+                t = n * np.maximum(m.element * each * width, 8 * width / speed) * arity * share * runs
+                calls = calls + arity * share * runs
+                if each > 1.5:
+                    special = special + t
+                else:
+                    elements = elements + t
+        iterations = sum((it.runs for it in loops), zero)
+        fixed = m.block + iterations * m.call + calls * m.call
+        one = fixed + product + elements + special + moved
+        waves = np.where(blocks >= 4 * m.cores, blocks / m.cores, np.ceil(blocks / m.cores))
+        traffic = self._traffic(program, sizes) / m.dram
+        serial = blocks * fixed * SERIAL
+        ok = held <= m.memory_block
+        seconds = np.where(ok, m.launch + np.maximum(np.maximum(waves * one, serial), traffic), np.inf)
+        full = (sizes.points,)
+        parts = {"product": waves * product, "elements": waves * elements, "special": waves * special, "moved": waves * moved, "calls": waves * fixed, "dram": traffic}
+        parts = {k: np.broadcast_to(v, full) for k, v in parts.items()} | {"launch": np.full(full, m.launch)}
+        detail = {"blocks": np.broadcast_to(blocks, full), "bytes": np.broadcast_to(held, full)}
+        return Scores(np.broadcast_to(seconds, full), parts, {}, detail)
+
+    def _product(self, sizes: Sizes, s: Contract, width: float) -> tuple[Array, float]:
+        """Seconds of one product, and its array operations."""
+        m = self.machine
+        p = W.Product.of(s)
+        rows, cols, inner, batch = (sizes.elements(tuple(sorted(x))) for x in (p.rows, p.cols, p.inner, p.batch))
+        if not p.rows or not p.cols:
+            n = sizes.elements(tuple(sorted({*s.a.axes, *s.b.axes})))
+            return n * 0.5 * m.element * width + batch * 0.1e-6, 2.0
+        small = np.minimum(1 + 32 / np.maximum(rows, 1) + 32 / np.maximum(cols, 1) + 24 / np.maximum(inner, 1), 8.0)
+        return batch * (2 * rows * cols * inner / m.flops * width * small + 0.3e-6), 1.0
+
+    def _memory(self, program: TileProgram, sizes: Sizes, width: float) -> Array:
+        """Bytes that a block holds at the worst moment."""
+        converted = {b.name for b in program.reads if b.dtype in CONVERT}
+        views = {s.out.id for s in walk(program.body) if isinstance(s, Load) and s.buffer not in converted}
+        worst = np.zeros(1)
+        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in views):
+            worst = np.maximum(worst, sum((sizes.elements(v.axes) for v in point), np.zeros(1)) * 4 * width)
+        return worst
+
+    def _traffic(self, program: TileProgram, sizes: Sizes) -> Array:
+        """Bytes from and to memory, each once: the shared cache is large."""
+        by = {b.name: DTYPES[b.dtype] for b in (*program.reads, *program.writes)}
+        total = sum((n * by[x] for x, n in W.unique_elements(program, sizes).items()), np.zeros(1))
+        seen = set()
+        for s in walk(program.body):
+            if isinstance(s, Store) and s.buffer not in seen:
+                seen.add(s.buffer)
+                n = np.ones(1)
+                for a in {a for ix in s.index for a in ix.axes if a in sizes.extent}:
+                    n = n * sizes.extent[a]
+                total = total + n * by[s.buffer]
+        return total
+
+

@@ -1,0 +1,204 @@
+"""What the search knows about each class before it starts: usable nodes, sizes, whether and how it may lie in memory."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .. import terms as T
+from ..egraph import Graph, Node
+from ..program import DTYPES, Output, Program
+
+HALF = ("bfloat16", "float16")
+AMPLIFIES = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "pow"})
+ELEMENTWISE = frozenset({"add", "mul", "un", "bi", "where"})
+
+
+@dataclass
+class Classes:
+    """The usable part of a saturated e-graph, with what extraction derives from it.
+
+    nodes     usable nodes of each class that the outputs need
+    outputs   class → outputs of the program that it gives (number, output)
+    """
+
+    graph: Graph
+    program: Program
+    nodes: dict[int, list[Node]]
+    outputs: dict[int, list[tuple[int, Output]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for i, (c, o) in enumerate(zip(self.graph.outputs, self.program.outputs)):
+            self.outputs.setdefault(c, []).append((i, o))
+
+    # ---- terms of least size
+    @cached_property
+    def least(self) -> dict[int, tuple[int, Node]]:
+        """class → size of its smallest term and the node that begins it."""
+        return _least(self.nodes, lambda n: True)
+
+    def size(self, c: int) -> int:
+        return self.least[c][0]
+
+    @cached_property
+    def source(self) -> dict[int, Node]:
+        """The program itself as a graph: class → its node in the source (where a rule has retired that: the smallest one)."""
+        own = _least(self.nodes, lambda n: n.why == "source")
+        out: dict[int, Node] = {}
+        stack = list(self.graph.outputs)
+        while stack:
+            c = stack.pop()
+            if c not in out:
+                out[c] = own[c][1] if c in own else self.least[c][1]
+                stack.extend(out[c].args)
+        return out if acyclic(out) else {c: self.least[c][1] for c in self.least}
+
+    @cached_property
+    def source_order(self) -> list[int]:
+        """Classes of the source, arguments first."""
+        out: list[int] = []
+        seen: set[int] = set()
+        stack = [(c, False) for c in reversed(self.graph.outputs)]
+        while stack:
+            c, done = stack.pop()
+            if done:
+                out.append(c)
+            elif c not in seen:
+                seen.add(c)
+                stack.append((c, True))
+                stack.extend((a, False) for a in reversed(self.source[c].args) if a not in seen)
+        return out
+
+    @cached_property
+    def consumers(self) -> dict[int, list[int]]:
+        """class → classes whose source node reads it."""
+        out: dict[int, list[int]] = {}
+        for c in self.source_order:
+            for a in dict.fromkeys(self.source[c].args):
+                out.setdefault(a, []).append(c)
+        return out
+
+    # ---- kinds of classes
+    def is_input(self, c: int) -> bool:
+        return any(n.op == "input" for n in self.nodes[c])
+
+    def is_trivial(self, c: int) -> bool:
+        return any(n.op in ("num", "iota") for n in self.nodes[c])
+
+    @cached_property
+    def materialisable(self) -> frozenset[int]:
+        """Classes worth storing: results of reductions, and operands of views, gathers and (if the source has them) reductions."""
+        out = {c for c, ns in self.nodes.items() if any(n.op in ("red", "fold") for n in ns)}
+        known = self.graph.facts.get("source", frozenset())
+        for ns in self.nodes.values():
+            for n in ns:
+                if n.op in ("view", "gather"):
+                    out.add(n.args[0])
+                elif n.op == "red":
+                    out |= {a for a in n.args if a in known}
+                    if n.attr[0] == "+":  # type: ignore[index]
+                        out |= {a for m in self.nodes[n.args[0]] if m.op == "mul" for a in m.args if a in known and self.graph.free[a]}
+        return frozenset(c for c in out if not self.is_input(c) and not self.is_trivial(c)) | frozenset(self.outputs)
+
+    # ---- types in memory
+    @cached_property
+    def half(self) -> str | None:
+        """The 16-bit float type that the program works in, if it does."""
+        for x in (*self.program.outputs, *self.program.inputs):
+            if x.dtype in HALF:
+                return x.dtype
+        return None
+
+    def dtype(self, c: int) -> str:
+        """The type in which a class is stored.  16 bits only for values of the source that are neither positions nor seen by an
+        exp or log, which would amplify the rounding."""
+        if c in self.outputs:
+            return self.outputs[c][0][1].dtype
+        if self.half and c in self.source and c not in self._positions and c not in self._amplified and self.program.compute_dtype == "float32":
+            return self.half
+        return self.program.compute_dtype
+
+    @cached_property
+    def _positions(self) -> frozenset[int]:
+        """Source classes whose values are (or contain) positions or integers."""
+        floats = {i.name for i in self.program.inputs if i.dtype.startswith(("float", "bfloat"))}
+        out: set[int] = set()
+        for c in self.source_order:
+            n = self.source[c]
+            if n.op == "iota" or (n.op == "input" and n.attr[0] not in floats):  # type: ignore[index]
+                out.add(c)
+            elif n.op == "bi" and n.attr in T.PREDICATES:
+                continue
+            elif any(a in out for a in (n.args[1:] if n.op == "where" else n.args[:1] if n.op == "gather" else n.args)):
+                out.add(c)
+        return frozenset(out)
+
+    @cached_property
+    def _amplified(self) -> frozenset[int]:
+        """Source classes that reach an exp or log through elementwise operations and extrema alone."""
+        out: set[int] = set()
+        for c in reversed(self.source_order):
+            n = self.source[c]
+            passes = c in out and (n.op in ELEMENTWISE or n.op == "view" or (n.op == "red" and n.attr[0] != "+"))  # type: ignore[index]
+            if passes or (n.op in ("un", "bi") and n.attr in AMPLIFIES):
+                out.update(a for a in n.args)
+        return frozenset(out)
+
+    # ---- extents
+    def elements(self, c: int) -> int:
+        n = 1
+        for a in self.graph.free[c]:
+            n *= self.program.axes.get(T.base(a), 1)
+        return n
+
+    def bytes(self, c: int) -> int:
+        return self.elements(c) * DTYPES[self.dtype(c)]
+
+
+def _least(nodes: dict[int, list[Node]], allowed: Callable[[Node], bool]) -> dict[int, tuple[int, Node]]:
+    """class → (tree size, node) of its smallest term over allowed nodes, by Knuth's generalisation of Dijkstra's algorithm."""
+    waiting: dict[int, list[tuple[int, int]]] = {}
+    missing: dict[tuple[int, int], int] = {}
+    best: dict[int, tuple[int, Node]] = {}
+    heap: list[tuple[int, int, int]] = []
+    for c, ns in nodes.items():
+        for i, n in enumerate(ns):
+            if not allowed(n):
+                continue
+            args = set(n.args)
+            missing[c, i] = len(args)
+            for a in args:
+                waiting.setdefault(a, []).append((c, i))
+            if not args:
+                heapq.heappush(heap, (1, c, i))
+    while heap:
+        size, c, i = heapq.heappop(heap)
+        if c in best:
+            continue
+        best[c] = (size, nodes[c][i])
+        for d, j in waiting.get(c, ()):
+            missing[d, j] -= 1
+            if not missing[d, j] and d not in best:
+                heapq.heappush(heap, (1 + sum(best[a][0] for a in nodes[d][j].args), d, j))
+    return best
+
+
+def acyclic(graph: dict[int, Node]) -> bool:
+    state: dict[int, int] = {}
+    for root in graph:
+        stack = [(root, False)]
+        while stack:
+            c, done = stack.pop()
+            if done:
+                state[c] = 2
+            elif c not in state:
+                state[c] = 1
+                stack.append((c, True))
+                for a in graph[c].args:
+                    if state.get(a) == 1:
+                        return False
+                    if a not in state:
+                        stack.append((a, False))
+    return True

@@ -1,0 +1,371 @@
+"""From a body to a kernel: its terms, the roles of its axes, its tile program, and what that costs at every tile size."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .. import terms as T
+from ..codegen.lower import LoweringError, lower
+from ..codegen.tile import TileProgram
+from ..cost_models.base import CostModel, Scores, Sizes
+from ..terms import Affine, Index, Term
+from .bodies import Bodies, State
+from .plan import Axis, Buffer, Kernel, Store
+from .region import Memory, Region
+
+MOST_POINTS = 40000
+MOST_ROLES = 8
+
+
+@dataclass
+class Names:
+    """How a region's classes, axes and arrays are called: canonically in the search, by their real names in the plan."""
+
+    axis: Callable[[str], str]
+    array: Callable[[str], str]
+    memory: Callable[[int], Memory]  # where a class lies that a kernel of this region stores
+
+
+def rename(ix: Affine, axis: Callable[[str], str]) -> Affine:
+    return Affine(ix.const, tuple((axis(a), k) for a, k in ix.terms))
+
+
+class Terms:
+    """The term of a class in a body."""
+
+    def __init__(self, bodies: Bodies, state: State, names: Names):
+        self.b, self.s, self.n = bodies, state, names
+        self.r: Region = bodies.r
+        self.memo: dict[int, Term] = {}
+
+    def of(self, c: int, root: bool = False) -> Term:
+        if root:
+            return self.compute(c)
+        if c not in self.memo:
+            self.memo[c] = self.compute(c)
+        return self.memo[c]
+
+    def read(self, m: Memory, index: dict[str, Affine] | None = None) -> Term:
+        return T.inp(m.name, tuple(ix.substitute(index) if index else ix for ix in m.index))
+
+    def compute(self, c: int) -> Term:
+        o = self.b.choice(self.s, c)
+        axis = self.n.axis
+        if o is None:
+            return self.read(self.n.memory(c))
+        n = o.node
+        assert n is not None
+        match o.kind:
+            case "view":
+                x = n.args[0]
+                m = {axis(a): rename(ix, axis) for a, ix in n.attr}  # type: ignore[attr-defined]
+                own = self.r.input_of(x)
+                if own is not None:
+                    name, index = own.attr  # type: ignore[misc]
+                    return T.inp(self.n.array(name), tuple(rename(ix, axis).substitute(m) for ix in index))
+                return self.read(self.n.memory(x), m)
+            case "inline":
+                return self.inline(n.args[0], {axis(a): rename(ix, axis) for a, ix in n.attr})  # type: ignore[attr-defined]
+        match n.op:
+            case "input":
+                name, index = n.attr  # type: ignore[misc]
+                return T.inp(self.n.array(name), tuple(rename(ix, axis) for ix in index))
+            case "stored":
+                return self.read(self.n.memory(c))
+            case "iota":
+                return T.iota(axis(n.attr))  # type: ignore[arg-type]
+            case "gather":
+                x, i = n.args
+                own = self.r.input_of(x)
+                if own is not None:
+                    name, index = own.attr  # type: ignore[misc]
+                    src = T.inp(self.n.array(name), tuple(rename(ix, axis) for ix in index))
+                else:
+                    src = self.read(self.n.memory(x))
+                return T.gather(src, axis(n.attr), self.of(i))  # type: ignore[arg-type]
+            case "red":
+                op, a = n.attr  # type: ignore[misc]
+                if o.product is not None:
+                    return T.red(op, axis(a), T.make("mul", None, [self.of(x) for x in o.product.args]))
+                return T.red(op, axis(a), self.of(n.args[0]))
+            case "fold":
+                h, comp, a = n.attr  # type: ignore[misc]
+                zero = self.b.zero
+                needed = set(o.children)
+                args = [self.of(x) if x in needed else T.num(0.0) if zero[x] else self.filler(x) for x in n.args]
+                return T.fold(h, comp, axis(a), args)
+        return T.make(n.op, n.attr, [self.of(x) for x in n.args])
+
+    def filler(self, c: int) -> Term:
+        """A singleton that the component does not need: any term will do."""
+        for n in self.r.nodes[c]:
+            if n.op == "num":
+                return T.make("num", n.attr)
+        return self.memo.get(c, T.num(1.0))
+
+    def inline(self, x: int, index: dict[str, Affine]) -> Term:
+        """The operand of a view computed at other positions; 0 where they leave its extent."""
+
+        def at(t: Term, args: tuple[Term, ...]) -> Term | None:
+            match t.op:
+                case "input":
+                    name, ix = t.attr  # type: ignore[misc]
+                    return T.inp(name, tuple(i.substitute(index) for i in ix))
+                case "iota":
+                    return position(index[t.attr]) if t.attr in index else None  # type: ignore[index]
+            return None
+
+        out = T.rewrite([self.of(x)], at)[0]
+        guards = []
+        for a, ix in index.items():
+            lo, hi = ix.bounds(self.real_extents)
+            if lo < 0:
+                guards.append(T.bi("le", 0.0, position(ix)))
+            if hi >= self.real_extents[a]:
+                guards.append(T.bi("lt", position(ix), float(self.real_extents[a])))
+        if not guards:
+            return out
+        return T.where(guards[0] if len(guards) == 1 else T.bi("and", *guards), out, 0.0)
+
+    @property
+    def real_extents(self) -> dict[str, int]:
+        return {self.n.axis(a): n for a, n in self.r.extents.items()}
+
+
+def position(ix: Affine) -> Term:
+    parts: list[Term | float] = [T.iota(a) if k == 1 else T.mul(T.iota(a), float(k)) for a, k in ix.terms]
+    if ix.const or not parts:
+        parts.append(float(ix.const))
+    return T.add(*parts)
+
+
+@dataclass
+class Split:
+    """Numbers of parts to try for one axis, and the block that goes with each."""
+
+    axis: str
+    parts: np.ndarray
+    block: np.ndarray
+
+    @classmethod
+    def of(cls, axis: str, extent: int, counts: tuple[int, ...]) -> Split | None:
+        seen: dict[int, int] = {}
+        for s in counts:
+            block = -(-extent // s)
+            step = 64 if block >= 256 else 16
+            block = -(-block // step) * step
+            seen.setdefault(block, -(-extent // block))
+        pairs = [(p, b) for b, p in seen.items() if p > 1]
+        if not pairs:
+            return None
+        return cls(axis, np.array([p for p, _ in pairs], float), np.array([b for _, b in pairs], float))
+
+
+@dataclass
+class Scored:
+    """A kernel with roles, priced: seconds[i] is its best time at the i-th number of parts (one entry if nothing is split)."""
+
+    roots: tuple[int, ...]
+    bodies: Bodies
+    state: State
+    roles: dict[str, str]
+    seconds: np.ndarray
+    point: np.ndarray  # index of the best point for each number of parts
+    sizes: Sizes
+    scores: Scores
+    leaves: tuple[int, ...]
+    walked: tuple[str, ...] = field(default=())
+
+    def at(self, i: int) -> tuple[dict[str, int], dict[str, int], dict[str, float], dict[str, float], dict[str, float]]:
+        """(tiles, extents, choices, parts, detail) at the i-th number of parts."""
+        p = int(self.point[i if len(self.point) > 1 else 0])
+
+        def pick(d: dict[str, np.ndarray]) -> dict[str, float]:
+            return {k: float(v[p] if v.size > 1 else v.reshape(-1)[0]) for k, v in d.items()}
+
+        tiles = {a: int(v) for a, v in pick(self.sizes.tile).items()}
+        extents = {a: int(v) for a, v in pick(self.sizes.extent).items()}
+        return tiles, extents, pick(self.scores.choices), pick(self.scores.parts), pick(self.scores.detail)
+
+
+class Pricer:
+    """Lowers bodies under every useful assignment of roles and prices all tiles at once."""
+
+    def __init__(self, region: Region, model: CostModel, order: Callable[[str], tuple[int, str]]):
+        self.r, self.model, self.order = region, model, order
+        self.lowerings = 0
+        self.points = 0
+
+    def names(self) -> Names:
+        return Names(lambda a: a, lambda x: x, self.memory)
+
+    def memory(self, c: int) -> Memory:
+        m = self.r.stored(c)
+        if m is not None:
+            return m
+        if c in self.r.outputs:
+            return self.r.outputs[c][0]
+        axes = self.r.order(self.r.free[c])
+        return Memory(f"t{c}", tuple(self.extent(a) for a in axes), self.r.dtype[c], tuple(T.axis_index(a) for a in axes))
+
+    def extent(self, axis: str) -> int:
+        """Extent of an axis; of parts, a stand-in."""
+        if axis.endswith(".o"):
+            return 2
+        if axis.endswith(".i"):
+            return -(-self.extent(axis[:-2]) // 2)
+        return self.r.extents[axis]
+
+    def price(self, roots: tuple[int, ...], bodies: Bodies, state: State, split: Split | None) -> list[Scored]:
+        """The kernel under each assignment of roles that can be lowered."""
+        stores, buffers = stores_of(self.r, roots, bodies, state, self.names())
+        terms = [s.term for s in stores]
+        held = frozenset(a for s in stores for a in s.term.free) | frozenset(a for s in stores for ix in s.index for a in ix.axes)
+        reduced, products = reductions(terms)
+        axes = walked_axes(held, reduced)
+        out = []
+        for roles in itertools.islice(self.assignments(axes, held, reduced, products), MOST_ROLES):
+            s = self.score(roots, bodies, state, stores, buffers, roles, split)
+            if s is not None:
+                out.append(s)
+        return out
+
+    def assignments(self, axes: list[str], held: frozenset[str], reduced: frozenset[str], products: frozenset[str]):  # type: ignore[no-untyped-def]
+        axes = sorted(axes, key=self.order)
+        options = []
+        for a in axes:
+            if a not in reduced:
+                options.append(("grid",))
+            elif a.endswith(".o"):
+                options.append(("whole",))
+            else:
+                options.append(self.model.roles(self.extent(a), a in products and a not in held))
+        for roles in itertools.product(*options):
+            yield dict(zip(axes, roles))
+
+    def score(
+        self,
+        roots: tuple[int, ...],
+        bodies: Bodies,
+        state: State,
+        stores: tuple[Store, ...],
+        buffers: dict[str, Buffer],
+        roles: dict[str, str],
+        split: Split | None,
+    ) -> Scored | None:
+        extents = dict(self.r.extents)
+        for a in roles:
+            for x in ([a, a[:-2] + ".o", a[:-2] + ".i"] if a.endswith((".o", ".i")) else [a]):
+                extents[x] = self.extent(x)
+        kernel = Kernel("k", stores, {a: Axis(extents[a], extents[a], role) for a, role in roles.items()}, extents)
+        try:
+            program = lower(kernel, buffers, self.r.compute_dtype)
+        except LoweringError:
+            return None
+        self.lowerings += 1
+        sizes, parts = self.sizes(program, split)
+        scores = self.model.cost(program, sizes)
+        self.points += sizes.points
+        seconds = scores.seconds
+        if split is not None:
+            inner = split.axis + ".i"
+            if inner in sizes.tile:
+                seconds = np.where(np.mod(sizes.extent[inner], sizes.tile[inner]) == 0, seconds, np.inf)
+        table = seconds.reshape(parts, -1)
+        best = table.argmin(1)
+        point = best + np.arange(parts) * table.shape[1]
+        seconds = seconds[point]
+        if not np.isfinite(seconds).any():
+            return None
+        leaves = tuple(i for i in range(len(self.r.nodes)) if state.leaves >> i & 1)
+        return Scored(roots, bodies, state, roles, seconds, point, sizes, scores, leaves)
+
+    def sizes(self, program: TileProgram, split: Split | None) -> tuple[Sizes, int]:
+        """All combinations of tile sizes, for every number of parts if the kernel sees the split axis."""
+        touched = split is not None and any(a in (split.axis + ".o", split.axis + ".i") for a in program.axes)
+        ladder = self.model.tiles(program, {a: (int(split.block.max()) if touched and split and a == split.axis + ".i" else self.extent(a)) for a in program.axes})
+        ladder = thin(ladder)
+        parts = len(split.parts) if touched and split else 1
+        axes = list(program.axes)
+        grids = np.meshgrid(np.arange(parts), *[np.array(ladder[a], float) for a in axes], indexing="ij")
+        which = grids[0].ravel()
+        tile = {a: g.ravel() for a, g in zip(axes, grids[1:])}
+        extent = {a: np.full(1, float(max(self.extent(a), 0))) for a in axes}
+        if touched and split:
+            for name, values in ((split.axis + ".o", split.parts), (split.axis + ".i", split.block)):
+                if name in extent:
+                    extent[name] = values[which]
+                    if program.axes[name].role == "whole":
+                        tile[name] = values[which]
+                    elif program.axes[name].role == "grid":
+                        tile[name] = np.ones(len(which))
+        return Sizes(tile, extent), parts
+
+
+def thin(ladder: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Fewer sizes of the longest ladders until the product is small enough."""
+    out = dict(ladder)
+    while math.prod(len(v) for v in out.values()) > MOST_POINTS:
+        a = max(out, key=lambda x: len(out[x]))
+        out[a] = out[a][::2] if len(out[a]) > 2 else out[a][-1:]
+    return out
+
+
+def walked_axes(held: frozenset[str], reduced: frozenset[str]) -> list[str]:
+    """Axes that a kernel walks: those of its values and reductions, an axis that is seen in parts only as parts."""
+    every = held | reduced
+    out = set()
+    for a in every:
+        parts = {x for x in every if x.startswith(a + ".")}
+        if parts:
+            out |= {a + ".o", a + ".i"} if a in held or a in reduced else parts
+        else:
+            out.add(a)
+    for a in list(out):
+        if a.endswith(".i"):
+            out.add(a[:-2] + ".o")
+    return sorted(out)
+
+
+def reductions(terms: list[Term]) -> tuple[frozenset[str], frozenset[str]]:
+    """Axes that the terms reduce, and those among them that a product of two tensors sums."""
+    reduced, products = set(), set()
+    for t in T.postorder(terms):
+        if t.op in ("red", "fold"):
+            a: str = t.attr[-1]  # type: ignore[index]
+            reduced.add(a)
+            bodies = t.args if t.op == "fold" else t.args[:1]
+            wide = [x for b in bodies for x in (b.args if b.op == "mul" else (b,)) if T.depends(x.free, a)]
+            if any((x.free - y.free) and (y.free - x.free) for x in wide for y in wide):
+                products.add(a)
+    return frozenset(reduced), frozenset(products)
+
+
+def stores_of(
+    region: Region, roots: tuple[int, ...], bodies: Bodies, state: State, names: Names
+) -> tuple[tuple[Store, ...], dict[str, Buffer]]:
+    """What the kernel writes, and every array that it may touch (shapes of split ones are stand-ins)."""
+    terms = Terms(bodies, state, names)
+    stores: list[Store] = []
+    buffers: dict[str, Buffer] = {}
+    for r in roots:
+        term = terms.of(r)
+        for m in region.outputs.get(r) or (names.memory(r),):
+            stores.append(Store(m.name, term, m.index))
+            buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "output" if r in region.outputs else "temp")
+    for m in region.inputs.values():
+        buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "input")
+    for c in range(len(region.nodes)):
+        if region.stored(c) is not None or state.leaves >> c & 1:
+            m = names.memory(c)
+            buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "temp"))
+    return tuple(stores), buffers
+
+
+def index_names(index: Index, axis: Callable[[str], str]) -> Index:
+    return tuple(rename(ix, axis) for ix in index)

@@ -1,0 +1,85 @@
+"""Which e-nodes a plan may use: numerics are judged per node, by bounds; what the source itself computes is always allowed."""
+
+from __future__ import annotations
+
+import math
+
+from ..egraph import Graph, Node
+
+# largest argument of exp whose result each type holds, with a margin
+EXP_LIMIT = {"float64": 700.0, "float32": 80.0, "bfloat16": 80.0, "float16": 11.0}
+GROWS_LIKE_EXP = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
+NOT_AT_ZERO = frozenset({"recip", "log", "log2", "log10", "rsqrt"})
+TINY = 1e-30
+
+
+def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, numerics: str = "safe") -> dict[int, list[Node]]:
+    """The usable nodes of every class that the outputs need.
+
+    compute_dtype   of values that stay in a kernel
+    operand_dtype   the 16-bit type to which operands of products are rounded, if the target rounds them
+    numerics        "fast" allows every node
+    """
+    narrow = _operands(graph) if operand_dtype == "float16" else frozenset()
+
+    def legal(c: int, n: Node) -> bool:
+        if n.why == "source" or n.op != "un" or numerics == "fast":
+            return True
+        lo, hi = graph.interval(n.args[0])
+        if n.attr in GROWS_LIKE_EXP:
+            limit = EXP_LIMIT["float16" if c in narrow else compute_dtype]
+            scale = math.log2(math.e) if n.attr == "exp2" else 1.0
+            return hi <= limit * scale and (n.attr not in ("sinh", "cosh") or lo >= -limit)
+        if n.attr in NOT_AT_ZERO:
+            return (lo >= TINY or (n.attr == "recip" and hi <= -TINY)) and graph.has(n.args[0], "nonzero")
+        return True
+
+    return usable({c: [n for n in ns if legal(c, n)] for c, ns in graph.nodes.items()}, graph.outputs)
+
+
+def usable(nodes: dict[int, list[Node]], roots: tuple[int, ...]) -> dict[int, list[Node]]:
+    """Without nodes that no legal term can have, and without classes that the roots do not reach."""
+    waiting: dict[int, list[tuple[int, int]]] = {}  # class → nodes (class, place) that miss it
+    missing: dict[tuple[int, int], int] = {}
+    made: set[int] = set()
+    todo: list[int] = []
+    for c, ns in nodes.items():
+        for i, n in enumerate(ns):
+            args = set(n.args)
+            missing[c, i] = len(args)
+            for a in args:
+                waiting.setdefault(a, []).append((c, i))
+            if not args and c not in made:
+                made.add(c)
+                todo.append(c)
+    while todo:
+        for c, i in waiting.get(todo.pop(), ()):
+            missing[c, i] -= 1
+            if not missing[c, i] and c not in made:
+                made.add(c)
+                todo.append(c)
+    out: dict[int, list[Node]] = {}
+    stack = [r for r in roots if r in made]
+    while stack:
+        c = stack.pop()
+        if c not in out:
+            out[c] = [n for i, n in enumerate(nodes[c]) if not missing[c, i]]
+            stack.extend(a for n in out[c] for a in n.args)
+    return out
+
+
+def _operands(graph: Graph) -> frozenset[int]:
+    """Classes that are a factor of a summed product, directly or through a choice between values."""
+    out: set[int] = set()
+    products = {n.args[0] for _, n in graph.items() if n.op == "red" and n.attr[0] == "+"}  # type: ignore[index]
+    products |= {a for _, n in graph.items() if n.op == "fold" for a in n.args}
+    stack = [a for p in products for n in graph.nodes[p] for a in (n.args if n.op == "mul" else ())] + list(products)
+    while stack:
+        c = stack.pop()
+        if c in out:
+            continue
+        out.add(c)
+        for n in graph.nodes[c]:
+            if n.op in ("where", "mul"):
+                stack.extend(n.args[1:] if n.op == "where" else n.args)
+    return frozenset(out)

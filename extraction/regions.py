@@ -1,0 +1,213 @@
+"""Cutting a large program into regions that are searched one by one, so that the search grows linearly with the program.
+
+A cut is forced where every sensible plan has one: at the result of a product of matrices that feeds another product which would
+need it again and again, when storing it costs little beside computing it.  Small programs have no such place and are one region.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..cost_models.base import CostModel, Work
+from ..egraph import Node
+from .classes import ELEMENTWISE, Classes
+
+WIDE = 1024  # elements along new axes that no block holds beside each other
+WORTH = 2.5  # a cut is forced where recomputing takes this many times as long as storing and reading
+LARGEST = 160  # classes of the source in a region made of several roots
+
+
+@dataclass
+class Cone:
+    """What a region may use: its roots, the usable nodes of its classes, and the classes that other regions have stored."""
+
+    roots: tuple[int, ...]
+    nodes: dict[int, list[Node]]
+    leaves: frozenset[int]
+
+
+def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
+    """Classes that every plan stores."""
+    out = {n.args[0] for n in cl.source.values() if n.op == "gather" and not cl.is_input(n.args[0])}
+    base = model.floor(Work())
+    below: dict[int, frozenset[int]] = {}  # products to be computed again with a class
+    for c in cl.source_order:
+        n = cl.source[c]
+        own = frozenset([c]) if _flops(cl, c) else frozenset()
+        below[c] = own.union(*[frozenset() if a in out else below[a] for a in n.args])
+        if c in out or not below[c] or cl.is_input(c):
+            continue
+        again = model.floor(Work(tensor=sum(_flops(cl, x) for x in below[c]))) - base
+        if again > WORTH * (model.floor(Work(bytes=2.0 * cl.bytes(c)))) and _widest_use(cl, c, out) >= WIDE:
+            out.add(_top_of_chain(cl, c))
+    return frozenset(out)
+
+
+def _flops(cl: Classes, c: int) -> float:
+    """Flops of the matrix product that the source computes here (0: it computes none)."""
+    n = cl.source[c]
+    if n.op != "red" or n.attr[0] != "+":  # type: ignore[index]
+        return 0.0
+    body = n.args[0]
+    while cl.source[body].op == "red" and cl.source[body].attr[0] == "+":  # type: ignore[index]
+        body = cl.source[body].args[0]
+    m = cl.source[body]
+    if m.op != "mul":
+        return 0.0
+    free = cl.graph.free
+    kept = free[c]
+    if not any((kept & free[a]) - free[b] and (kept & free[b]) - free[a] for a in m.args for b in m.args):
+        return 0.0
+    return 2.0 * cl.elements(body)
+
+
+def _widest_use(cl: Classes, c: int, cuts: set[int]) -> int:
+    """Largest number of elements along axes that a product has and this factor of it has not, over products that c reaches
+    without passing another one."""
+    best, seen, stack = 1, set(), [c]
+    while stack:
+        x = stack.pop()
+        for u in cl.consumers.get(x, ()):
+            if u in seen:
+                continue
+            seen.add(u)
+            product = next((r for r in _summed(cl, u) if _flops(cl, r)), None)
+            if product is not None:
+                new = 1
+                for a in cl.graph.free[product] - cl.graph.free[x]:
+                    new *= cl.program.axes.get(a, 1)
+                best = max(best, new)
+            elif u not in cuts:
+                stack.append(u)
+    return best
+
+
+def _summed(cl: Classes, c: int) -> list[int]:
+    """Sums right above a product of tensors."""
+    if cl.source[c].op != "mul":
+        return []
+    out, stack = [], [c]
+    while stack:
+        for u in cl.consumers.get(stack.pop(), ()):
+            if cl.source[u].op == "red":
+                out.append(u)
+                stack.append(u)
+    return out
+
+
+def _top_of_chain(cl: Classes, c: int) -> int:
+    """The last of the elementwise operations that alone consume c and keep its shape: they belong to the kernel that makes c."""
+    while True:
+        users = cl.consumers.get(c, ())
+        if len(users) != 1 or c in cl.outputs:
+            return c
+        n = cl.source[users[0]]
+        renames = n.op == "view" and all(not ix.const and len(ix.terms) == 1 and ix.terms[0][1] == 1 for _, ix in n.attr)  # type: ignore[attr-defined]
+        if not (renames or (n.op in ELEMENTWISE and cl.elements(users[0]) == cl.elements(c) and not _summed(cl, users[0]))):
+            return _before_views(cl, c)
+        c = users[0]
+
+
+def _before_views(cl: Classes, c: int) -> int:
+    while cl.source[c].op == "view":
+        c = cl.source[c].args[0]
+    return c
+
+
+def regions(cl: Classes, cuts: frozenset[int]) -> list[Cone]:
+    """Regions in an order in which they can run."""
+    roots = [c for c in cl.source_order if c in cuts or c in cl.outputs]
+    inside: dict[int, dict[int, None]] = {}  # root → classes of its cone in the source, without other cuts
+    for r in roots:
+        seen: dict[int, None] = {}
+        stack = [r]
+        while stack:
+            c = stack.pop()
+            if c not in seen and (c == r or c not in cuts):
+                seen[c] = None
+                stack.extend(cl.source[c].args)
+        inside[r] = seen
+    group = _merge(cl, roots, inside)
+    bits = {c: 1 << i for i, c in enumerate(sorted(c for c in cl.nodes if cl.is_input(c) or c in cuts))}
+    below = _leaf_bits(cl, cuts, bits)
+    out = []
+    for members in group:
+        allowed = 0
+        for r in members:
+            for c in inside[r]:
+                allowed |= below[c]
+                for a in cl.source[c].args:
+                    if a in cuts and a not in members:
+                        allowed |= bits[a]
+        out.append(_cone(cl, tuple(members), cuts, bits, below, allowed))
+    return out
+
+
+def _merge(cl: Classes, roots: list[int], inside: dict[int, dict[int, None]]) -> list[list[int]]:
+    """Roots that share a reduction inside, or lie in each other's cones, belong to one region, as long as it stays small."""
+    group: dict[int, list[int]] = {r: [r] for r in roots}
+    holders: dict[int, list[int]] = {}
+    for r in roots:
+        for c in inside[r]:
+            if cl.source[c].op in ("red", "fold") or (c in inside and c != r):
+                holders.setdefault(c, []).append(r)
+    for c, rs in holders.items():
+        for r in rs if c not in inside else [*rs, c]:
+            a, b = group[rs[0]], group[r]
+            if a is not b and len(set().union(*[inside[x] for x in (*a, *b)])) <= LARGEST:
+                a.extend(b)
+                for x in b:
+                    group[x] = a
+    unique = {id(g): g for g in (group[r] for r in roots)}
+    return _ordered(cl, list(unique.values()), inside)
+
+
+def _ordered(cl: Classes, groups: list[list[int]], inside: dict[int, dict[int, None]]) -> list[list[int]]:
+    """Groups so that each comes after those whose roots it reads; groups that would wait for each other are taken apart."""
+    place = {c: i for i, c in enumerate(cl.source_order)}
+    of = {r: i for i, g in enumerate(groups) for r in g}
+    needs = [
+        {of[a] for r in g for c in inside[r] for a in cl.source[c].args if a in of and of[a] != i} for i, g in enumerate(groups)
+    ]
+    out: list[list[int]] = []
+    done: set[int] = set()
+    while len(done) < len(groups):
+        ready = [i for i in range(len(groups)) if i not in done and needs[i] <= done]
+        if not ready:
+            return [[r] for r in sorted(of, key=place.__getitem__)]
+        done.update(ready)
+        out += [sorted(groups[i], key=place.__getitem__) for i in ready]
+    return out
+
+
+def _leaf_bits(cl: Classes, cuts: frozenset[int], bits: dict[int, int]) -> dict[int, int]:
+    """class → inputs and cuts that its smallest term reads, as bits."""
+    out: dict[int, int] = {}
+    for c in cl.least:  # smallest terms first
+        n = cl.least[c][1]
+        b = bits[c] if cl.is_input(c) else 0
+        for a in n.args:
+            b |= bits[a] if a in cuts else out[a]
+        out[c] = b
+    return out
+
+
+def _cone(cl: Classes, roots: tuple[int, ...], cuts: frozenset[int], bits: dict[int, int], below: dict[int, int], allowed: int) -> Cone:
+    from .legality import usable
+
+    nodes: dict[int, list[Node]] = {}
+    leaves: set[int] = set()
+    stack = list(roots)
+    while stack:
+        c = stack.pop()
+        if c in nodes:
+            continue
+        if c in cuts and c not in roots:
+            leaves.add(c)
+            nodes[c] = [Node("stored", c)]
+            continue
+        fine = [n for n in cl.nodes[c] if not any((bits[a] if a in cuts and a not in roots else below[a]) & ~allowed for a in n.args)]
+        nodes[c] = fine
+        stack.extend(a for n in fine for a in n.args)
+    kept = usable(nodes, roots)
+    return Cone(roots, kept, frozenset(c for c in leaves if c in kept))

@@ -1,0 +1,209 @@
+"""The cheapest sequence of kernels for a region.
+
+`Search.solve(D)` gives the cheapest kernels that store every class of D: it picks a kernel for the largest class (with others of D as
+mates where they share work), and goes on with what is left of D and what that kernel reads.  Bounds that hold for every choice of roles
+and tiles keep most bodies from being lowered.  A split reduction is one run of the search for each axis: all costs are then arrays
+over the numbers of parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..cost_models.base import CostModel
+from .bodies import Bodies, State
+from .kernels import Pricer, Scored, Split
+from .region import Region, axis_key
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a search may do before it settles for what it has: kernels lowered in a region, bodies priced for one set of roots."""
+
+    lowerings: int = 600
+    bodies: int = 10
+    candidates: int = 12
+
+
+@dataclass
+class Choice:
+    """A complete plan of a region: kernels in the order in which they run, with the number of parts chosen (its place in `split`)."""
+
+    seconds: float
+    kernels: tuple[Scored, ...]
+    split: Split | None
+    part: int
+
+
+@dataclass
+class Found:
+    best: Choice
+    others: list[Choice]
+    stats: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Plans:
+    """seconds[i] and kernels[i]: the best plan at the i-th number of parts."""
+
+    seconds: np.ndarray
+    kernels: list[tuple[Scored, ...]]
+
+
+class Search:
+    def __init__(self, region: Region, model: CostModel, limits: Limits, tick: Callable[[int], None] | None = None):
+        self.r, self.model, self.limits, self.tick = region, model, limits, tick
+        self.pricer = Pricer(region, model, axis_key)
+        self.bodies: dict[str | None, Bodies] = {}
+        self.priced: dict[tuple, list[Scored]] = {}
+        self.complete: list[Choice] = []
+        self.split: Split | None = None
+        self.memo: dict[frozenset[int], _Plans] = {}
+        self.partial: dict[int, str] = {}
+        for c, free in enumerate(region.free):
+            split = next((a[:-2] for a in sorted(free) if a.endswith(".o")), None)
+            if split is not None:
+                self.partial[c] = split
+
+    # ---- entry
+    def run(self) -> Found | None:
+        contexts: list[Split | None] = [None]
+        axes = sorted(set(self.partial.values()), key=axis_key)
+        for a in axes:
+            s = Split.of(a, self.r.extents[a], self.model.splits(self.r.extents[a]))
+            if s is not None:
+                contexts.append(s)
+        roots = frozenset(self.r.roots)
+        for context in contexts:
+            self.split, self.memo = context, {}
+            self.solve(roots, top=True)
+        if not self.complete:
+            return None
+        ranked: list[Choice] = []
+        for c in sorted(self.complete, key=lambda c: c.seconds):
+            if not any(same(c, d) for d in ranked):
+                ranked.append(c)
+        n = sum(len(ns) for ns in self.r.nodes)
+        stats = {"nodes": n, "lowerings": self.pricer.lowerings, "points": self.pricer.points, "regions": 1}
+        return Found(ranked[0], ranked[1 : self.limits.candidates], stats)
+
+    # ---- views of the axes
+    def view(self, split: str | None) -> Bodies:
+        if split not in self.bodies:
+            self.bodies[split] = Bodies(self.r, self.model, split)
+            if split is not None:  # what only the other view can store has its bound from there
+                for c, t in self.view(None).floor.items():
+                    if not math.isfinite(self.bodies[split].floor.get(c, math.inf)):
+                        self.bodies[split].floor[c] = t
+            else:
+                for s in sorted(set(self.partial.values()), key=axis_key):
+                    own = self.view(s)
+                    for c, a in self.partial.items():
+                        if a == s and c in own.floor:
+                            self.bodies[None].floor[c] = own.floor[c]
+        return self.bodies[split]
+
+    def floor(self, classes: frozenset[int]) -> float:
+        """Bound on the time that any plan takes to store these classes."""
+        return max((self.view(self.partial.get(c)).floor.get(c, math.inf) for c in classes), default=0.0)
+
+    # ---- plans
+    def solve(self, wanted: frozenset[int], top: bool = False) -> _Plans:
+        n = len(self.split.parts) if self.split is not None else 1
+        if not wanted:
+            return _Plans(np.zeros(n), [()] * n)
+        if wanted in self.memo:
+            return self.memo[wanted]
+        best = _Plans(np.full(n, math.inf), [()] * n)
+        self.memo[wanted] = best  # ends cycles
+        last = max(wanted, key=lambda c: self.r.rank[c])
+        options = []
+        for group in self.groups(last, wanted):
+            bodies = self.view(self.partial.get(last))
+            for s in bodies.roots(group):
+                leaves = frozenset(i for i in range(len(self.r.nodes)) if s.leaves >> i & 1)
+                if not self.allowed(leaves):
+                    continue
+                rest = (wanted - frozenset(group)) | leaves
+                low = bodies.bound(s, group) + self.floor(rest)
+                if math.isfinite(low):
+                    options.append((max(low, 0.0) + 0.25 * (s.score - bodies.bound(s, group)), low, len(options), group, s, rest))
+        options.sort(key=lambda o: (o[0], o[2]))
+        tried: dict[tuple, int] = {}
+        done = 0
+        for _, low, _, group, s, rest in options:
+            limit = best.seconds.min() if top else best.seconds.max()
+            if top and self.complete:
+                limit = min(limit, min(c.seconds for c in self.complete))
+            key = (group, s.leaves)
+            if low >= limit or tried.get(key, 0) >= 2 or (done >= self.limits.bodies and math.isfinite(limit)):
+                continue
+            if self.pricer.lowerings >= self.limits.lowerings and math.isfinite(limit):
+                break
+            tried[key] = tried.get(key, 0) + 1
+            done += 1
+            kernels = self.kernels(group, s)
+            if not kernels:
+                continue
+            own = np.min(np.stack([np.broadcast_to(k.seconds, (n,)) for k in kernels]), 0)
+            if not (own + self.floor(rest) < best.seconds).any():
+                continue
+            after = self.solve(rest)
+            for k in kernels:
+                total = k.seconds + after.seconds
+                for i in range(n):
+                    if total[i] < best.seconds[i] * (1 - 1e-9):
+                        best.seconds[i], best.kernels[i] = total[i], (*after.kernels[i], k)
+                if top and np.isfinite(total).any():
+                    i = int(np.argmin(total))
+                    self.complete.append(Choice(float(total[i]), (*after.kernels[i], k), self.split, i))
+            if self.tick is not None:
+                self.tick(self.pricer.lowerings)
+        return best
+
+    def allowed(self, leaves: frozenset[int]) -> bool:
+        """Partial results may be read only where their axis is the one that this run splits."""
+        axis = self.split.axis if self.split is not None else None
+        return all(self.partial.get(c, axis) == axis for c in leaves)
+
+    def groups(self, last: int, wanted: frozenset[int]) -> list[tuple[int, ...]]:
+        """Sets of wanted classes that one kernel may store, with `last` among them; the largest first."""
+        mates = tuple(sorted((c for c in wanted if c != last and self.mates(c, last)), key=lambda c: self.r.rank[c]))
+        out = [(last, *mates)] if mates else []
+        if len(mates) > 1:
+            out += [(last, m) for m in mates]
+        return [*out, (last,)]
+
+    def mates(self, a: int, b: int) -> bool:
+        """Could one kernel store both to some advantage?  They must share axes and something that they read or reduce."""
+        if self.partial.get(a) != self.partial.get(b):
+            return False
+        x, y = self.r.free[a], self.r.free[b]
+        apart = [self.r.extents.get(e.partition(".")[0], 1) for e in x ^ y]
+        if (x and y and not x & y) or math.prod(apart) > 1024:
+            return False
+        bodies = self.view(self.partial.get(a))
+        return any(s.items & t.items for s in bodies.table[a][:2] for t in bodies.table[b][:2])
+
+    def kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
+        bodies = self.view(self.partial.get(roots[0]))
+        key = (roots, bodies.split, s.chosen, self.split.axis if self.split is not None and self._sees_split(roots, s) else None)
+        if key not in self.priced:
+            self.priced[key] = self.pricer.price(roots, bodies, s, self.split)
+        return self.priced[key]
+
+    def _sees_split(self, roots: tuple[int, ...], s: State) -> bool:
+        return any(c in self.partial for c in roots) or any(s.leaves >> c & 1 for c in self.partial)
+
+
+def same(a: Choice, b: Choice) -> bool:
+    """Do both plans compute the same things in the same kernels?"""
+
+    def shape(c: Choice) -> list[tuple]:
+        return [(k.roots, k.state.chosen, k.bodies.split) for k in c.kernels]
+
+    return shape(a) == shape(b)
