@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +36,8 @@ def _predicate(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 UN: dict[str, Callable[[Any], Any]] = {
-    "neg": np.negative, "recip": lambda x: 1.0 / x, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
-    "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "abs": np.abs, "sign": np.sign,
+    "neg": np.negative, "recip": lambda x: 1.0 / x, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1,
+    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "abs": np.abs, "sign": np.sign,
     "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc, "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh,
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh,
     "acosh": np.arccosh, "atanh": np.arctanh, "erf": erf, "not": _predicate(np.logical_not), "isnan": _predicate(np.isnan),
@@ -44,8 +45,8 @@ UN: dict[str, Callable[[Any], Any]] = {
 }
 BI: dict[str, Callable[[Any, Any], Any]] = {
     "max": np.maximum, "min": np.minimum, "lt": _predicate(np.less), "le": _predicate(np.less_equal), "eq": _predicate(np.equal),
-    "ne": _predicate(np.not_equal), "and": _predicate(np.logical_and), "or": _predicate(np.logical_or), "xor": _predicate(np.logical_xor),
-    "pow": np.power, "floordiv": np.floor_divide, "mod": np.mod, "atan2": np.arctan2, "hypot": np.hypot, "copysign": np.copysign,
+    "ne": _predicate(np.not_equal), "and": _predicate(np.logical_and), "or": _predicate(np.logical_or),
+    "xor": _predicate(np.logical_xor), "pow": np.power, "floordiv": np.floor_divide, "mod": np.mod, "atan2": np.arctan2, "hypot": np.hypot, "copysign": np.copysign,
 }
 COMBINE: dict[str, np.ufunc] = {"+": np.add, "*": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -53,8 +54,8 @@ COMBINE: dict[str, np.ufunc] = {"+": np.add, "*": np.multiply, "max": np.maximum
 class Env:
     """What terms are evaluated in: extents of whole axes, input arrays by name, block sizes of axes that are split."""
 
-    def __init__(self, extents: Mapping[str, int], inputs: Mapping[str, Any] | None = None, block: Mapping[str, int] | None = None,
-                 dtype: Any = np.float64):
+    def __init__(self, extents: Mapping[str, int], inputs: Mapping[str, Any] | None = None,
+                 block: Mapping[str, int] | None = None, dtype: Any = np.float64):
         self.extents, self.block, self.dtype = dict(extents), dict(block or {}), np.dtype(dtype)
         self.inputs = {name: np.asarray(x).astype(self.dtype, copy=False) for name, x in (inputs or {}).items()}
 
@@ -64,7 +65,7 @@ class Env:
             return self.extents[axis]
         parent, dot, part = axis.rpartition(".")
         if not dot or parent not in self.block:
-            raise InputError(f"axis {axis!r} has no extent", "give it in extents, or the block of the axis it is a part of in block")
+            raise InputError(f"axis {axis!r} has no extent", "give it in extents, or the block size of its parent in block")
         return self.block[parent] if part == "i" else -(-self.size(parent) // self.block[parent])
 
     def digit(self, whole: str, part: str) -> np.ndarray:
@@ -105,7 +106,7 @@ class Env:
         path = [".".join([base(axis), *steps[:i]]) for i in range(len(steps) + 1)]
         ragged = [p for p, s in zip(path, steps) if s == "i" and self.size(p) % self.block[p]]
         below = path[path.index(ragged[0]):] if ragged else []                  # from here on positions must be known
-        axes, (x,) = self.align([value], [axis, *(outer(p) for p, q in zip(below, below[1:]) if q == inner(p))])
+        axes, (x,) = self.align([value], [axis, *(outer(p) for p, q in pairwise(below) if q == inner(p))])
         axes = tuple(axes)
         x = np.broadcast_to(x, [self.size(a) for a in axes])
         while axis not in axes:
@@ -230,7 +231,8 @@ def _gather(axis: str, x: Value, i: Value, env: Env) -> Value:
     want = tuple(sorted(normalise({a for a in axes if a != slot} | set(i[0]))))
     position = env.expand(i, want).astype(np.int64)
     k = axes.index(slot)
-    rest = env.expand((tuple(a for a in axes if a != slot), np.arange(xs.size // size).reshape(xs.shape[:k] + xs.shape[k + 1:])), want)
+    rows = np.arange(xs.size // size).reshape(xs.shape[:k] + xs.shape[k + 1:])
+    rest = env.expand((tuple(a for a in axes if a != slot), rows), want)
     flat = np.moveaxis(np.broadcast_to(xs, [size if a == slot else env.size(a) for a in axes]), k, -1).reshape(-1, size)
     return want, flat[rest, position]
 
@@ -289,13 +291,13 @@ def _operands(t: Term) -> tuple[Term, ...]:
 
 
 def _contract(t: Term, factors: list[Value], env: Env) -> Value:
-    axes, product = _sums(t)
+    axes, _ = _sums(t)
     if any("." in a for a in (*axes, *(a for v, _ in factors for a in v))):     # parts of axes: one step after the other
         value = apply("mul", None, factors, env)
         for a in reversed(axes):
             value = apply("red", ("+", a), [value], env)
         return value
-    while len(factors) > 2:                                                     # the smallest factor into the smallest that covers it
+    while len(factors) > 2:                                 # the smallest factor into the smallest that covers it
         factors = sorted(factors, key=lambda v: v[1].size)
         small = factors.pop(0)
         i = next((i for i, v in enumerate(factors) if set(small[0]) <= set(v[0])), 0)

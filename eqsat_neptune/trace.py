@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes
 from .errors import EqsatError, InputError, ShapeError, TraceError
+from .frontend import dtypes
+from .frontend.tensor import _CURRENT, Map, Tensor, Trace, affine_term
+from .frontend.views import sink_slices
 from .program import Input, Output, Program, TensorSpec
-from .tensor import _CURRENT, Map, Tensor, Trace, affine_term
 from .terms import Affine, Term, axis_index, bi, gather, inp, num, postorder, red, rewrite, view, where
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_OURS = frozenset(os.path.join(_HERE, f"{m}.py") for m in ("axes", "dtypes", "errors", "program", "tensor", "terms", "trace", "xp"))
+_OURS = tuple([os.path.join(_HERE, "frontend") + os.sep, *(os.path.join(_HERE, f"{m}.py") for m in ("program", "terms", "trace", "xp"))])
 _NUMPY = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 
 
@@ -53,7 +54,7 @@ class DynamicProgram:
         values = {**(extents or {}), **more}
         for n, v in values.items():
             if n not in self.extent_names:
-                raise ShapeError(f"{self.name} has no extent {n!r}", f"its named extents: {', '.join(self.extent_names) or 'none'}")
+                raise ShapeError(f"{self.name} has no extent {n!r}", f"it has {', '.join(self.extent_names) or 'none'}")
             if isinstance(v, bool) or not hasattr(v, "__index__") or v < 0:
                 raise ShapeError(f"extent {n!r} must be an int ≥ 0, not {v!r}")
         if missing := [n for n in self.extent_names if n not in values]:
@@ -122,7 +123,9 @@ def _defined(fn: Any) -> str | None:
     return f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else None
 
 
-def _bind(fn: Callable[..., Any], specs: Sequence[Any], named: Mapping[str, Any]) -> tuple[list[str], list[TensorSpec], Callable[..., Any]]:
+def _bind(
+    fn: Callable[..., Any], specs: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[list[str], list[TensorSpec], Callable[..., Any]]:
     """Names and specs of the inputs in the order of the parameters, and a call of fn with a tensor for each."""
     try:
         signature = inspect.signature(fn)
@@ -131,13 +134,13 @@ def _bind(fn: Callable[..., Any], specs: Sequence[Any], named: Mapping[str, Any]
     try:
         bound = signature.bind(*specs, **named)
     except TypeError as e:
-        raise TraceError(f"the specs do not fit {_name(fn)}{signature}: {e}", "give one TensorSpec for each tensor parameter", _defined(fn)) from None
+        raise TraceError(f"the specs do not fit {_name(fn)}{signature}: {e}", "give a TensorSpec for each parameter", _defined(fn)) from None
     names: list[str] = []
     flat: list[TensorSpec] = []
 
     def slot(name: str, spec: Any) -> int:
         if not isinstance(spec, TensorSpec):
-            hint = "TensorSpec(x.shape, x.dtype)" if hasattr(spec, "shape") else "fix other arguments with functools.partial or a lambda"
+            hint = "TensorSpec(x.shape, x.dtype)" if hasattr(spec, "shape") else "fix other arguments with functools.partial"
             raise TraceError(f"the spec of parameter {name!r} must be a TensorSpec, not {type(spec).__name__}", hint, _defined(fn))
         while name in names:
             name += "_"
@@ -176,8 +179,8 @@ def _trace(name: str, call: Callable[[Sequence[Tensor]], Any], inputs: Sequence[
         _check_outputs(name, outputs, structured, context)
         return _Finish(context, name, inputs, own, outputs, structured).program()
     except EqsatError as e:
-        if e.where is None and (where := _user_line(e)):
-            raise e.at(where)
+        if e.where is None and (place := _user_line(e)):
+            e.at(place)
         raise
     finally:
         _CURRENT.reset(token)
@@ -198,7 +201,7 @@ def _check_outputs(name: str, outputs: Sequence[Any], structured: bool, context:
     for i, t in enumerate(outputs):
         if not isinstance(t, Tensor):
             what = "nothing" if t is None else f"a {type(t).__name__}"
-            hint = "is a return missing?" if t is None else "return a tensor or a tuple of tensors; xp.asarray makes one of a number"
+            hint = "is a return missing?" if t is None else "return tensors; xp.asarray makes one of a number"
             raise TraceError(f"{name} returned {what}{f' as result {i}' if structured else ''}", hint)
         if t.trace is not context:
             raise TraceError(f"{name} returned a tensor of another trace")
@@ -211,7 +214,7 @@ def _user_line(e: EqsatError) -> str | None:
     where = None
     for frame, line in traceback.walk_tb(e.__traceback__):
         file = frame.f_code.co_filename
-        if os.path.abspath(file) not in _OURS and not file.startswith(_NUMPY):
+        if not os.path.abspath(file).startswith((*_OURS, _NUMPY)):
             where = f"{file}:{line}"
     return where
 
@@ -221,15 +224,15 @@ def _user_line(e: EqsatError) -> str | None:
 class _Finish:
     """Rewrites terms over provisional axes into a program over the axes that are left, named in order of the inputs."""
 
-    def __init__(self, trace: Trace, name: str, inputs: Sequence[Input], own: Sequence[tuple[str, ...]], outputs: Sequence[Tensor],
-                 structured: bool):
+    def __init__(self, trace: Trace, name: str, inputs: Sequence[Input], own: Sequence[tuple[str, ...]],
+                 outputs: Sequence[Tensor], structured: bool):
         self.trace, self.ax, self.name, self.inputs, self.own = trace, trace.axes, name, inputs, own
         self.outputs, self.structured = outputs, structured
 
     def program(self) -> Program:
         roots = [t.term for t in self.outputs]
         self._split_views(roots)
-        terms = rewrite(roots, self._resolved)
+        terms = rewrite(sink_slices(rewrite(roots, self._resolved), self.ax.extent), self._tidied)
         dims = [t.dims for t in self.outputs]
         used = self._axes_of(terms) | {a for ds in dims for d in ds for a in d}
         order = [a for a in dict.fromkeys(self.ax.resolve(a for d in self.own for a in d)) if a in used]
@@ -268,7 +271,7 @@ class _Finish:
         match t.op:
             case "input":
                 name, index = t.attr                                            # type: ignore[misc]
-                return inp(name, [self._tidy(self.ax.resolved(ix)) for ix in index])
+                return inp(name, map(self.ax.resolved, index))
             case "iota":
                 return affine_term(self.ax.resolved(axis_index(t.attr)))        # type: ignore[arg-type]
             case "red":
@@ -283,9 +286,17 @@ class _Finish:
                 return self._view(args[0], t.attr)                              # type: ignore[arg-type]
         return None
 
-    def _tidy(self, e: Affine) -> Affine:
-        """One order of terms for equal indices: the largest stride first."""
-        return Affine(e.const, tuple(sorted(e.terms, key=lambda t: (-abs(t[1]), self.ax.age(t[0])))))
+    def _tidied(self, t: Term, args: tuple[Term, ...]) -> Term | None:
+        """One order of terms for equal indices, the largest stride first, and of a view's entries."""
+        def tidy(e: Affine) -> Affine:
+            return Affine(e.const, tuple(sorted(e.terms, key=lambda t: (-abs(t[1]), self.ax.age(t[0])))))
+
+        if t.op == "input":
+            return inp(t.attr[0], map(tidy, t.attr[1]))                         # type: ignore[index]
+        if t.op == "view":
+            entries = ((a, tidy(e)) for a, e in t.attr)                         # type: ignore[attr-defined]
+            return view(args[0], sorted(entries, key=lambda entry: self.ax.age(entry[0])))
+        return None
 
     def _gather(self, x: Term, parts: Sequence[str], position: Term) -> Term:
         for i, a in reversed(list(enumerate(parts))):
@@ -310,5 +321,5 @@ class _Finish:
             position = affine_term(e.substitute({b: axis_index(c) for b, c in own.items()}))
             inside = bi("and", bi("le", 0.0, position), bi("lt", position, size))
             x = where(inside, self._gather(x, parts, bi("min", bi("max", position, 0.0), size - 1)), 0.0)
-        m = {a: self._tidy(e) for a, e in m.items() if a in x.free and e != axis_index(a)}
+        m = {a: e for a, e in m.items() if a in x.free and e != axis_index(a)}
         return view(x, tuple(m.items())) if m else x

@@ -6,8 +6,8 @@ with a floating number, gives float32.
 """
 from __future__ import annotations
 
-from .errors import DtypeError
-from .program import DTYPES, FLOATS
+from ..errors import DtypeError
+from ..program import DTYPES, FLOATS
 
 DEFAULT_FLOAT, DEFAULT_INT = "float32", "int64"
 # smallest and largest exponent, bits of mantissa: what decides whether one float holds another

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes
-from .axes import AxisTable
-from .errors import DtypeError, ShapeError, TraceError
-from .terms import (
+from ..errors import DtypeError, ShapeError, TraceError
+from ..terms import (
     PREDICATES,
     Affine,
     Term,
@@ -37,6 +35,8 @@ from .terms import (
     un,
     view,
 )
+from . import dtypes
+from .axes import AxisTable
 
 Number = bool | int | float
 Map = dict[str, Affine]
@@ -71,7 +71,8 @@ class Trace:
                 stack.extend(missing)
             else:
                 below = [self._info[a] for a in t.args]
-                self._info[t] = tuple(dict.fromkeys(a for f, _ in below for a in f)), tuple(dict.fromkeys(a for _, k in below for a in k))
+                free, locked = ({a: None for info in below for a in info[i]} for i in (0, 1))
+                self._info[t] = tuple(free), tuple(locked)
         return self._info[term]
 
     def free(self, term: Term) -> frozenset[str]:
@@ -135,7 +136,10 @@ class Trace:
         if (digits := self.axes.digits_by_splitting(e, sizes)) is not None:
             m.update(zip(axes, digits))
             return term
-        return self.gather_linear(term, axes, affine_term(e))
+        low, high = e.bounds(self.axes.extent)
+        position, last = affine_term(e), math.prod(sizes) - 1
+        position = bi("max", position, 0.0) if low < 0 else position            # a gather must not leave the dimension
+        return self.gather_linear(term, axes, bi("min", position, last) if high > last else position)
 
     def gather_linear(self, term: Term, axes: Sequence[str], position: Term) -> Term:
         """Read the dimension that `axes` form at a computed position, whose own axes the term does not have."""
@@ -172,8 +176,11 @@ class Trace:
                 case "red":
                     low[t] = a[0] if t.attr[0] in ("max", "min") or a[0] >= 0 else -math.inf    # type: ignore[index]
                 case "bi":
-                    ends = {"max": max(a), "min": min(a), "floordiv": 0 if min(a) >= 0 else -math.inf, "mod": 0 if a[1] >= 0 else -math.inf}
-                    low[t] = ends.get(t.attr, 0 if t.attr in PREDICATES or t.attr == "hypot" else -math.inf)     # type: ignore[call-overload]
+                    if t.attr in ("max", "min"):
+                        low[t] = max(a) if t.attr == "max" else min(a)
+                    else:
+                        positive = {"floordiv": min(a) >= 0, "mod": a[1] >= 0, "hypot": True}
+                        low[t] = 0 if t.attr in PREDICATES or positive.get(t.attr) else -math.inf       # type: ignore[call-overload]
                 case "un" if t.attr in ("floor", "ceil", "round", "trunc", "sign", "tanh", "expm1", "log1p", "erf"):
                     low[t] = 0 if a[0] >= 0 else -math.inf
                 case "un":
@@ -285,7 +292,7 @@ class Tensor:
         return permute(self, (*range(self.ndim - 2), self.ndim - 1, self.ndim - 2))
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
-        from . import xp
+        from .. import xp
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
             raise TraceError(f"array API version {api_version!r} is not known", "2024.12 is what xp follows")
         return xp
@@ -363,10 +370,10 @@ class Tensor:
 
     def __bool__(self) -> bool:
         raise TraceError("the truth of a traced tensor is not known (if, while, and, or, not, in)",
-                         "use xp.where to choose between values, & | ~ to combine conditions; shapes and Python numbers may steer an if")
+                         "use xp.where to choose between values, & | ~ to combine conditions; shapes may steer an if")
 
     def _no_number(self, *_: Any) -> Any:
-        raise TraceError("a traced tensor has no value that could become a Python number", "keep it a tensor; math.f(x) is xp.f(x)")
+        raise TraceError("a traced tensor has no value that could become a Python number", "in place of math.f(x) use xp.f(x)")
 
     __float__ = __int__ = __index__ = __complex__ = __round__ = __floor__ = __ceil__ = __trunc__ = item = tolist = _no_number
 
@@ -374,15 +381,16 @@ class Tensor:
         raise TraceError("tensors cannot be assigned to", "build the result with xp.where(mask, new, old) or xp.concat")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TraceError("a traced tensor cannot become a NumPy array", "use functions of xp (x.__array_namespace__()) in place of NumPy's")
+        raise TraceError("a traced tensor cannot become a NumPy array", "in place of np.f(x) use xp.f(x), xp = x.__array_namespace__()")
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         raise TraceError("a traced tensor has no memory that another library could read", "use functions of xp")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy's scalars bring us here from an operator, as in np.float32(2) * x
-        if method == "__call__" and not kwargs and ufunc.__name__ in _UFUNC_OPERATORS and any(isinstance(x, (np.generic, np.ndarray)) for x in inputs):
-            return _call(_UFUNC_OPERATORS[ufunc.__name__], *inputs)
+        operator = _UFUNC_OPERATORS.get(ufunc.__name__)
+        if operator and method == "__call__" and not kwargs and any(isinstance(x, (np.generic, np.ndarray)) for x in inputs):
+            return _call(operator, *inputs)
         raise TraceError(f"np.{ufunc.__name__} was applied to a traced tensor", _instead(ufunc.__name__))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -391,10 +399,10 @@ class Tensor:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise _NoAttribute(f"traced tensors have no attribute {name!r}", _instead(name))
+        raise Absent(f"traced tensors have no attribute {name!r}", _instead(name))
 
 
-class _NoAttribute(TraceError, AttributeError):
+class Absent(TraceError, AttributeError):
     """So that hasattr() and getattr() with a default work."""
 
 
@@ -407,13 +415,13 @@ _UFUNC_OPERATORS = {
 
 
 def _instead(name: str) -> str:
-    from . import xp
+    from .. import xp
     name = xp.NUMPY_NAMES.get(name, name)
-    return f"use xp.{name}(…), with xp = x.__array_namespace__()" if name in xp.__all__ else "use the functions of xp = x.__array_namespace__()"
+    return f"use {f'xp.{name}(…)' if name in xp.__all__ else 'functions of xp'}, with xp = x.__array_namespace__()"
 
 
 def _call(name: str, *args: Any, **kwargs: Any) -> Tensor:
-    from . import xp
+    from .. import xp
     return getattr(xp, name)(*args, **kwargs)
 
 
@@ -500,7 +508,8 @@ def broadcast_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     for s in shapes:
         for i, n in enumerate(s, rank - len(s)):
             if n != 1 and out[i] != 1 and n != out[i]:
-                raise ShapeError(f"shapes {' and '.join(map(str, shapes))} do not fit together: {out[i]} against {n} in dimension {i - rank}",
+                all_shapes = " and ".join(map(str, shapes))
+                raise ShapeError(f"shapes {all_shapes} do not fit together: {out[i]} against {n} in dimension {i - rank}",
                                  "dimensions must be equal or 1, counted from the last")
             if n != 1:
                 out[i] = n
@@ -568,7 +577,7 @@ def reduce(op: str, x: Tensor, over: Sequence[int], keepdims: bool, dtype: str) 
     shape = [1 if i in over else n for i, n in enumerate(x.shape) if keepdims or i not in over]
     if any(x.shape[i] == 0 for i in over):
         if op in ("max", "min"):
-            raise ShapeError(f"{op} over an empty axis: shape {x.shape}, axis {tuple(over)}", "a max or min needs one element or more")
+            raise ShapeError(f"{op} over an empty axis: shape {x.shape}, axis {tuple(over)}", f"a {op} needs one element or more")
         if 0 not in shape:
             dims = [trace.axes.fresh(n) for n in shape]
             return trace.tensor(num(0.0 if op == "+" else 1.0), dims, dtype)
@@ -600,7 +609,7 @@ def expand(x: Tensor, position: int) -> Tensor:
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Row-major: splits and merges axes.  Where the factorisations do not agree (6·4 to 8·3) elements are gathered by position."""
+    """Row-major: splits and merges axes.  Where the factorisations do not agree (6·4, 8·3), elements are gathered."""
     trace, ax = x.trace, x.trace.axes
     if math.prod(shape) != x.size:
         raise ShapeError(f"cannot reshape {x.shape} ({x.size} elements) to {tuple(shape)} ({math.prod(shape)} elements)")
@@ -666,6 +675,11 @@ def read(x: Tensor, index: Sequence[int | tuple[int, int, int] | None]) -> Tenso
             dims.append(own)
     # splitting an axis while reading one dimension cannot touch another one's: all axes of a tensor differ, new ones are fresh
     return trace.tensor(trace.reindex(term, {a: ax.resolved(e) for a, e in m.items()}), dims, x.dtype)
+
+
+def part(x: Tensor, dim: int, start: int, count: int, step: int = 1) -> Tensor:
+    """A slice of one dimension."""
+    return read(x, [(start, step, count) if i == dim else None for i in range(x.ndim)])
 
 
 def shifted(x: Tensor, dim: int, axes: tuple[str, ...], e: Affine) -> Tensor:
@@ -785,12 +799,13 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 def _check_key(k: Any) -> None:
     if k is None or k is Ellipsis or isinstance(k, (slice, Tensor)):
         if isinstance(k, Tensor) and k.dtype == "bool":
-            raise TraceError("indexing with a condition gives a shape that depends on values", "use xp.where(condition, x, other) and reduce that")
+            raise TraceError("indexing with a condition gives a shape that depends on values", "use xp.where(condition, x, other)")
         return
     if isinstance(k, (bool, np.bool_)):
         raise TraceError("a tensor cannot be indexed with True or False", "use None to add a dimension")
     if isinstance(k, (list, np.ndarray)):
-        raise TraceError("a tensor cannot be indexed with a list or a NumPy array", "pass the indices as an integer input, or use slices and xp.concat")
+        raise TraceError("a tensor cannot be indexed with a list or a NumPy array",
+                         "pass the indices as an integer input, or use slices and xp.concat")
     if isinstance(k, float):
         raise ShapeError(f"indices must be ints, not {k!r}", "use // where an int is meant")
 
@@ -825,7 +840,8 @@ def _advanced(x: Tensor, arrays: list[Tensor | None], result: list[str]) -> Tens
             raise ShapeError(f"cannot index an empty axis: shape {x.shape}")
         # x's indexed dimensions, its others, and those of the indices, each in a place of its own
         k, rank = len(dims), len(shape)
-        front = trace.tensor(x.term, [*(x._dims[d] for d in dims), *(d for d, a in zip(x._dims, arrays) if a is None), *[()] * rank], x.dtype)
+        others = [d for d, a in zip(x._dims, arrays) if a is None]
+        front = trace.tensor(x.term, [*(x._dims[d] for d in dims), *others, *[()] * rank], x.dtype)
         spread = []
         for d in dims:
             i = index_term(arrays[d], x.shape[d], "indexing")                   # type: ignore[arg-type]
@@ -865,6 +881,7 @@ def binary(f: str, x: Term, y: Term) -> Term:
 def _folded(t: Term) -> Term:
     if not all(is_num(a) for a in t.args):
         return t
-    from .reference import BI, UN
+    from ..reference import BI, UN
     with np.errstate(all="ignore"):
-        return num(float((UN if t.op == "un" else BI)[t.attr](*[np.float64(a.attr) for a in t.args])))      # type: ignore[index, arg-type]
+        f: Any = (UN if t.op == "un" else BI)[t.attr]                           # type: ignore[index]
+        return num(float(f(*[np.float64(a.attr) for a in t.args])))             # type: ignore[arg-type]

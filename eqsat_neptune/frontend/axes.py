@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .terms import Affine
+from ..terms import Affine
 
 
 class AxisTable:
@@ -139,7 +139,7 @@ class AxisTable:
                 inner *= n
                 for a, c in trial.terms:
                     cut = inner // abs(c)
-                    if a in self.extent and a not in cuts and cut * abs(c) == inner and 1 < cut < extents[a] and extents[a] % cut == 0:
+                    if a in self.extent and cut * abs(c) == inner and 1 < cut < extents[a] and extents[a] % cut == 0:
                         cuts[a] = cut
                         extents |= {a + "hi": extents[a] // cut, a + "lo": cut}
                         trial = trial.substitute({a: Affine(0, ((a + "hi", cut), (a + "lo", 1)))})
