@@ -10,15 +10,24 @@ from .trace import trace  # not lazy: the module of the same name would take its
 
 if TYPE_CHECKING:
     from . import xp
+    from .compiler import optimize
+    from .kernel import Kernel, load
     from .reference import evaluate
+    from .verification import verify
 
 # public name → the module it is loaded from at first use (None: it is a module itself)
 _LAZY: dict[str, str | None] = {
+    "Kernel": "kernel",
     "evaluate": "reference",
+    "load": "kernel",
+    "optimize": "compiler",
+    "verify": "verification",
     "xp": None,
 }
 
-__all__ = ["EqsatError", "TensorSpec", "evaluate", "trace", "xp"]
+__version__ = "0.1.0"
+
+__all__ = ["EqsatError", "Kernel", "TensorSpec", "evaluate", "load", "optimize", "trace", "verify", "xp"]
 
 
 def __getattr__(name: str) -> Any:
