@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from .engine import EGraph, Limits, Phase, literal
-from .graph import Graph, Node
+from .graph import Graph
 from .program import Program
-from .rules import analyses, declared
+from .rules import analyses, declared, folds
 from .rules.rule import Rule
-from .terms import Affine, Term, ViewMap, base, inner, outer, postorder
+from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, outer, postorder, red, without
 
 SETTLE = "(saturate (seq (run ix) (run norm) (run an)))"
+ROUNDS = 8                                                  # of looking for folds
 RULESETS = ("ix", "norm", "an", "sums", "algebra", "contract", "split", "expand")
 
 
@@ -130,25 +131,95 @@ def _view_facts(eg: EGraph, m: ViewMap, extents: dict[str, int], split: frozense
 def saturate(program: Program, rules: Sequence[Rule] | None = None, limits: Limits | None = None, splittable: Iterable[str] = ()) -> Saturated:
     """Saturate a program's e-graph.
 
-    rules: the rewrite rules (all of `rules.RULES` if None).  splittable: axes (whole, or parts like "k.o") whose reductions may be
-    split in two.  If a limit is hit the graph is smaller but as sound, and the phase's `stop` says which.
+    rules: the rewrite rules (all of `rules.RULES` if None; folds are looked for if "break-dependency" is among them).  splittable: axes
+    (whole, or parts like "k.o") whose reductions may be split in two.  If a limit is hit the graph is smaller but as sound, and the
+    phase's `stop` says which.
     """
     rules = declared.RULES if rules is None else tuple(rules)
     limits = limits or Limits()
+    split = frozenset(splittable)
     if not all(program.axes.values()):                      # reductions over nothing: the analyses assume that there is something
-        rules, splittable = (), ()
+        rules, split = (), frozenset()
+    out = Saturated(Graph(), [])
     with engine(rules) as eg:
-        start = time.perf_counter()
-        load(eg, program, splittable)
-        stats = [Phase("load", 1, eg.nodes(), time.perf_counter() - start, "fixpoint")]
-        out = Saturated(Graph(), stats)
-        stats.append(eg.saturate("sums", f"(seq {SETTLE} (run sums))", limits))
-        stats.append(eg.saturate("algebra", f"(seq {SETTLE} (run sums) (run algebra) (run contract))", limits))
+        with _timed(out, "load", eg):
+            load(eg, program, split)
+        out.stats.append(eg.saturate("sums", f"(seq {SETTLE} (run sums))", limits))
+        out.stats.append(eg.saturate("algebra", f"(seq {SETTLE} (run sums) (run algebra) (run contract))", limits))
         eg.run(f"(run-schedule {SETTLE})")
-        if splittable:
-            stats.append(eg.saturate("split", f"(seq {SETTLE} (run split))", replace(limits, iterations=4)))
-            eg.run(f"(run-schedule {SETTLE})")
-        start = time.perf_counter()
-        out.graph = eg.freeze(len(program.outputs))
-        stats.append(Phase("freeze", 1, out.graph.size, time.perf_counter() - start, "fixpoint"))
+        if any(r.name == declared.BREAK.name for r in rules):
+            _folds(eg, out, limits, split)
+        if split and any(r.phase == "split" for r in rules):
+            with _timed(out, "split", eg):
+                if any(r.name == declared.SPLIT_FOLD.name for r in rules):
+                    _split_folds(eg, eg.freeze(), split)
+                eg.saturate("split", f"(seq {SETTLE} (run split))", limits)
+                eg.run(f"(run-schedule {SETTLE})")
+        with _timed(out, "freeze", eg):
+            out.graph = eg.freeze(len(program.outputs))
     return out
+
+
+@contextmanager
+def _timed(out: Saturated, name: str, eg: EGraph) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    out.stats.append(Phase(name, 1, eg.nodes(), time.perf_counter() - start, "fixpoint"))
+
+
+def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) -> None:
+    """Find and derive folds, let algebra run on what they give, and look again: a fold may feed the next one."""
+    start, rounds, stop = time.perf_counter(), 0, "iterations"
+    done: set[tuple] = set()
+    while rounds < ROUNDS:
+        rounds += 1
+        graph = eg.freeze()
+        found = folds.find(graph, done)
+        if not found:
+            stop = "fixpoint"
+            break
+        for f in found:
+            out.folds.append(f.text)
+            eg.act(f"(union {eg.name(graph.term(f.cls), '')} {eg.name(f.value, declared.BREAK.name)})")
+            for t in f.folds:
+                _fold_facts(eg, t, split)
+            for pivot, t in f.vanishing:
+                eg.act(f"(set (vanish {eg.name(graph.term(pivot), '')} {eg.name(t)}) ())")
+        eg.flush()
+        phase = eg.saturate("folds", f"(seq {SETTLE} (run sums) (run algebra))", limits)
+        eg.run(f"(run-schedule {SETTLE})")
+        if phase.stop != "fixpoint":
+            stop = phase.stop
+            break
+    out.stats.append(Phase("folds", rounds, eg.nodes(), time.perf_counter() - start, stop))
+
+
+def _fold_facts(eg: EGraph, t: Term, split: frozenset[str]) -> None:
+    """Free axes of a fold: those of the singletons that its component needs.  Its components are sums of finite terms."""
+    h, j, k = t.attr                                                            # type: ignore[misc]
+    pivots, comps = h.needed(j, lambda i: is_num(t.args[len(h.pivots) + i], 0.0))
+    free = without(normalise(a for i in (*pivots, *(len(h.pivots) + c for c in comps)) for a in t.args[i].free), k)
+    eg.act(f"(set (free {eg.name(t)}) {strings(leaf for a in sorted(free) for leaf in leaves(eg.axis(a), eg, split))})")
+
+
+def _split_folds(eg: EGraph, graph: Graph, split: frozenset[str]) -> None:
+    """fold over k = fold over k.o of folds over k.i, for every fold over an axis that may be split, and its parts likewise."""
+    todo = [make(n.op, n.attr, [graph.term(a) for a in n.args])
+            for _, n in graph.items() if n.op == "fold" and n.attr[2] in split]                  # type: ignore[index]
+    seen: set[Term] = set()
+    while todo:
+        t = todo.pop(0)
+        h, j, k = t.attr                                                        # type: ignore[misc]
+        if t in seen or k not in split:
+            continue
+        seen.add(t)
+        inner_folds = [fold(h, i, inner(k), t.args) for i in range(h.size)]
+        whole = fold(h, j, outer(k), inner_folds)
+        eg.act(f"(union {eg.name(t)} {eg.name(whole, declared.SPLIT_FOLD.name)})")
+        for p, kind in enumerate(h.pivots):
+            if isinstance(kind, str):                       # a pivot that is a maximum or minimum is an ordinary reduction
+                eg.act(f"(union {eg.name(inner_folds[p])} {eg.name(red(kind, inner(k), t.args[p]), declared.PIVOT.name)})")
+        for x in (*inner_folds, whole):
+            _fold_facts(eg, x, split)
+        todo += [*inner_folds, whole]
+    eg.flush()

@@ -144,7 +144,7 @@ FACTS = [
       for f, more in (("rsqrt", [_gives("nonzero")]), ("log", []), ("log2", []), ("log10", []), ("log1p", []))),
     _rule(f'(= t (Un "rsqrt" x)) (= l (lz x)) (> l 0.0) {_has("noinf", "x")}', _gives("noinf")),
     _rule(f'(= t (Un "sqrt" x)) (= l (lz x)) (>= l 0.0) {_has("finite", "x")}', _gives("finite")),
-    _rule(f'(= t (Un "sqrt" x)) (= l (lz x)) (> l 0.0)', _gives("nonzero")),
+    _rule('(= t (Un "sqrt" x)) (= l (lz x)) (> l 0.0)', _gives("nonzero")),
     _rule(f'(= t (Red "+" k x)) {_has("nonneg", "x")} {_has("nonzero", "x", "w")} {_has("finite", "x", "w2")}', _gives("nonzero")),
     _rule("(= l (lz t)) (>= l 0.0)", _gives("nonneg")),
     _rule("(= l (lz t)) (> l 0.0)", _gives("nonzero")),
@@ -202,12 +202,12 @@ BOUNDS = [
     _rule('(= t (Red "+" k x)) (= a (hz x)) (<= a 0.0)', "(set (hz t) a)"),
     _rule('(= t (Red "+" k x)) (= a (lz x)) (< a 0.0) (= n (extent k))', "(set (lz t) (* a n))"),
     _rule('(= t (Red "+" k x)) (= a (hz x)) (> a 0.0) (= n (extent k))', "(set (hz t) (* a n))"),
-    _rule(f'(= t (Red "+" k x)) (= a (lo x)) (> a 0.0)', "(set (lo t) a)"),
+    _rule('(= t (Red "+" k x)) (= a (lo x)) (> a 0.0)', "(set (lo t) a)"),
     # order: x − y ≤ 0 where x is below y
     _rule('(= y (Red "max" k x))', "(set (below x y) ())"),
     *(_rule(f'(= y (Bi "max" {xz}))', "(set (below x y) ())") for xz in ("x z", "z x")),
     _rule("(= u (below x y)) (= w (below y z))", "(set (below x z) ())"),
-    _rule(f"(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms m)) (= m (Mul (multiset-of (Num -1.0) y))) (= u (below x y)) (= k (idxA ms x))",
+    _rule("(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms m)) (= m (Mul (multiset-of (Num -1.0) y))) (= u (below x y)) (= k (idxA ms x))",
           "(set (hz t) 0.0)"),
     # M − (M, or 0 where M = −inf) is 0 or −inf
     _rule("(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= p (Where c z x)) (= z (Num 0.0)) (= k (idxA ms m)) "
@@ -222,7 +222,7 @@ BOUNDS = [
 # ‖x / √(c·Σx² + ε)‖² ≤ 1/c, scaled and rotated; then Cauchy–Schwarz
 _SQUARES = '(= q (Red "+" d s)) (= s (Mul (multiset-of x x)))'
 NORMS = [
-    _rule(f'(= q (Red "+" d s)) (= s (Mul ss)) (= 2 (multiset-length ss)) (= 2 (idxM ss x))', "(sumsq d x q 1.0)"),
+    _rule('(= q (Red "+" d s)) (= s (Mul ss)) (= 2 (multiset-length ss)) (= 2 (idxM ss x))', "(sumsq d x q 1.0)"),
     _rule(f"(sumsq d x q a) {_TWO.replace('= x', '= q')} (= e (Num v)) (> v 0.0)", "(sumsq d x t (* a v))"),
     _rule("(sumsq d x q a) (= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms q)) (= l (lz (multiset-pick (multiset-remove ms q)))) (>= l 0.0)",
           "(sumsq d x t a)"),

@@ -133,7 +133,9 @@ SPLITS = [
 
 # ---------------------------------------------------------------- only where merges are derived: full distribution
 EXPAND = [
-    Rule("distribute", "distributivity", "(mul (add as*) rest*)", "(add (map (mul rest* _) as*))", when="(all (noinf) rest*)", guard="(some rest*)",
+    Rule("group-sum", "associativity", "(add as*)", "(add (add in*) (add out*))", guard="(redaxis k) (part as* (indep k) out* in*) (some out*) (fewer out* 4) (some in*)",
+         law="a+b+c = (a+b)+c: apart what does not vary along k", numerics="reassociates", phase="expand"),
+    Rule("distribute", "distributivity", "(mul (add x y) rest*)", "(add (mul x rest*) (mul y rest*))", when="(all (noinf) rest*)", guard="(some rest*)",
          law="c(a+b) = ca+cb, c not infinite", numerics="reassociates", phase="expand"),
     Rule("sum-of-sum", "distributivity", "(sum k (add as*))", "(add (map (sum k _) as*))", when="(all (finite) as*)", law="Σ(a+b) = Σa + Σb, finite",
          numerics="reassociates", phase="expand"),
@@ -141,7 +143,15 @@ EXPAND = [
          phase="expand"),
 ]
 
-RULES: tuple[Rule, ...] = (*NORMAL, *ALGEBRA, *REDUCTIONS, *MASKS, *CONTRACTIONS, *VIEWS, *SPLITS, *EXPAND)
+# ---------------------------------------------------------------- made by the driver, not by pattern: see folds.py and repair.py
+BREAK = Rule("break-dependency", "folds", "", "", law="Σ g(c, R) = Σⱼ hⱼ(r, R)·foldⱼ: a sum and the reductions that it needs are one fold, with derived h",
+             numerics="reassociates", phase="driver")
+SPLIT_FOLD = Rule("split-fold", "folds", "", "", law="a fold is a fold over blocks of folds inside them: its merge is associative",
+                  numerics="reassociates", phase="driver")
+PIVOT = Rule("pivot-of-fold", "folds", "", "", law="the pivot of a fold is the reduction that it follows", phase="driver")
+FOLDS = [BREAK, SPLIT_FOLD, PIVOT]
+
+RULES: tuple[Rule, ...] = (*NORMAL, *ALGEBRA, *REDUCTIONS, *MASKS, *CONTRACTIONS, *VIEWS, *SPLITS, *EXPAND, *FOLDS)
 
 # what maps in results leave behind becomes ordinary nodes
 LATER = [

@@ -89,7 +89,7 @@ class Rule:
     guard      conditions that only keep the e-graph small
     numerics   "exact" (the same operations), "reassociates" (the same up to rounding), "needs bound" (may overflow: whether
                a kernel may use the result is judged at extraction), "needs finite" (rests on finiteness facts)
-    phase      the ruleset that it runs in
+    phase      the ruleset that it runs in; "driver": made by code (folds.py), pattern and result are empty
     retire     a normalisation: the matched node is taken out once the result is there
     """
     name: str
@@ -116,7 +116,9 @@ class Rule:
 
     @cached_property
     def egglog(self) -> str:
-        """The egglog rule."""
+        """The egglog rule; nothing for a rule that the driver makes."""
+        if self.phase == "driver":
+            return ""
         c = _Compiler(self.name)
         pattern, result = parse(self.pattern), parse(self.result)
         if len(pattern) != 1 or len(result) != 1:
