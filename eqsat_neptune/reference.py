@@ -36,17 +36,19 @@ def _predicate(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 UN: dict[str, Callable[[Any], Any]] = {
-    "neg": np.negative, "recip": lambda x: 1.0 / x, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1,
-    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "abs": np.abs, "sign": np.sign,
-    "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc, "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh,
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh,
-    "acosh": np.arccosh, "atanh": np.arctanh, "erf": erf, "not": _predicate(np.logical_not), "isnan": _predicate(np.isnan),
-    "isinf": _predicate(np.isinf), "isfinite": _predicate(np.isfinite),
+    "neg": np.negative, "recip": lambda x: 1.0 / x, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log,
+    "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x),
+    "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc,
+    "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "erf": erf, "not": _predicate(np.logical_not), "isnan": _predicate(np.isnan), "isinf": _predicate(np.isinf),
+    "isfinite": _predicate(np.isfinite),
 }
 BI: dict[str, Callable[[Any, Any], Any]] = {
-    "max": np.maximum, "min": np.minimum, "lt": _predicate(np.less), "le": _predicate(np.less_equal), "eq": _predicate(np.equal),
-    "ne": _predicate(np.not_equal), "and": _predicate(np.logical_and), "or": _predicate(np.logical_or),
-    "xor": _predicate(np.logical_xor), "pow": np.power, "floordiv": np.floor_divide, "mod": np.mod, "atan2": np.arctan2, "hypot": np.hypot, "copysign": np.copysign,
+    "max": np.maximum, "min": np.minimum, "lt": _predicate(np.less), "le": _predicate(np.less_equal),
+    "eq": _predicate(np.equal), "ne": _predicate(np.not_equal), "and": _predicate(np.logical_and),
+    "or": _predicate(np.logical_or), "xor": _predicate(np.logical_xor), "pow": np.power, "floordiv": np.floor_divide,
+    "mod": np.mod, "atan2": np.arctan2, "hypot": np.hypot, "copysign": np.copysign,
 }
 COMBINE: dict[str, np.ufunc] = {"+": np.add, "*": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -101,19 +103,26 @@ class Env:
         return want, x
 
     def explicit(self, axis: str, value: Value, pad: float) -> Value:
-        """The value with `axis` as its first dimension; elements that do not exist (the last block may be short) are `pad`."""
+        """The value with `axis` as its first dimension; elements that do not exist (the last block may be short) are `pad`.
+
+        A value that varies along k.i but not along k.o stands for all blocks.  One that varies along neither is taken at every
+        element of k, so that a short block counts what it has.
+        """
         steps = axis[len(base(axis)) + 1:].split(".") if "." in axis else []
         path = [".".join([base(axis), *steps[:i]]) for i in range(len(steps) + 1)]
-        ragged = [p for p, s in zip(path, steps) if s == "i" and self.size(p) % self.block[p]]
-        below = path[path.index(ragged[0]):] if ragged else []                  # from here on positions must be known
-        axes, (x,) = self.align([value], [axis, *(outer(p) for p, q in pairwise(below) if q == inner(p))])
-        axes = tuple(axes)
+        short = [p for p, s in zip(path, steps) if s == "i" and self.size(p) % self.block[p]]
+        also = [axis]
+        if short and not any(a == axis or a.startswith(axis + ".") or axis.startswith(a + ".") for a in value[0]):
+            below = path[path.index(short[0]):]
+            also += [outer(p) for p, q in pairwise(below) if q == inner(p)]
+        axes, (x,) = self.align([value], also)
         x = np.broadcast_to(x, [self.size(a) for a in axes])
         while axis not in axes:
             i = next(i for i, a in enumerate(axes) if axis.startswith(a + "."))
             axes, x = self._split(axes, x, i, pad)
-        for p in ragged:
-            x = np.where(self._offset(axes, p, axis) < self.size(p), x, pad)
+        for p in short:
+            if (position := self._offset(axes, p, axis)) is not None:
+                x = np.where(position < self.size(p), x, pad)
         i = axes.index(axis)
         return (axis, *axes[:i], *axes[i + 1:]), np.moveaxis(x, i, 0)
 
@@ -125,22 +134,27 @@ class Env:
             x = np.concatenate([x, np.full((o * b - len(x), *x.shape[1:]), pad, x.dtype)])
         return (outer(a), inner(a), *axes[:i], *axes[i + 1:]), x.reshape(o, b, *x.shape[1:])
 
-    def _position(self, axes: Sequence[str], name: str) -> np.ndarray:
-        """Position along `name` over the dimensions `axes`, of which one or several form it."""
+    def _position(self, axes: Sequence[str], name: str) -> np.ndarray | None:
+        """Position along `name` over the dimensions `axes`, of which one or several form it; None if they do not."""
         if name in axes:
             return np.arange(self.size(name)).reshape([-1 if a == name else 1 for a in axes])
         cover = next((a for a in axes if name.startswith(a + ".")), None)
         if cover is not None:
             return self.digit(cover, name).reshape([-1 if a == cover else 1 for a in axes])
-        return self._position(axes, outer(name)) * self.block[name] + self._position(axes, inner(name))
+        if not any(a.startswith(name + ".") for a in axes):
+            return None
+        hi, lo = self._position(axes, outer(name)), self._position(axes, inner(name))
+        return None if hi is None or lo is None else hi * self.block[name] + lo
 
-    def _offset(self, axes: Sequence[str], whole: str, part: str) -> np.ndarray:
-        """Position along `whole` of the first element that a position along `part` stands for."""
+    def _offset(self, axes: Sequence[str], whole: str, part: str) -> np.ndarray | None:
+        """Position along `whole` of the first element that a position along `part` stands for; None if `axes` do not tell."""
         if whole == part:
             return self._position(axes, part)
         if part == outer(whole) or part.startswith(outer(whole) + "."):
-            return self._offset(axes, outer(whole), part) * self.block[whole]
-        return self._position(axes, outer(whole)) * self.block[whole] + self._offset(axes, inner(whole), part)
+            hi = self._offset(axes, outer(whole), part)
+            return None if hi is None else hi * self.block[whole]
+        hi, lo = self._position(axes, outer(whole)), self._offset(axes, inner(whole), part)
+        return None if hi is None or lo is None else hi * self.block[whole] + lo
 
     def read(self, x: np.ndarray, index: Sequence[Affine]) -> Value:
         """An array read at an affine index for each dimension; 0 where that leaves the array."""
@@ -192,7 +206,7 @@ def apply(op: str, attr: Any, args: Sequence[Value], env: Env) -> Value:
                 want, (x,) = env.align([args[0]], [a for a in moved if _depends(args[0][0], a)])
                 return env.read(x, [moved.get(a, axis_index(a)) for a in want])
             case "gather":
-                return _gather(attr, *args, env)
+                return _gather(attr, args[0], args[1], env)
         axes, xs = env.align(args)
         return axes, np.asarray(_pointwise(op, attr, xs))
 
@@ -303,7 +317,7 @@ def _contract(t: Term, factors: list[Value], env: Env) -> Value:
         i = next((i for i, v in enumerate(factors) if set(small[0]) <= set(v[0])), 0)
         factors[i] = apply("mul", None, [small, factors[i]], env)
     with np.errstate(all="ignore"):
-        return _contract_two(*factors, axes, env) if len(factors) == 2 else _sum(factors[0], axes, env)
+        return _contract_two(factors[0], factors[1], axes, env) if len(factors) == 2 else _sum(factors[0], axes, env)
 
 
 def _sum(value: Value, over: Iterable[str], env: Env) -> Value:
@@ -387,16 +401,18 @@ def merge(h: Monoid, a: State, b: State) -> State:
             todo.remove(i)
             xs[i] = _rebased(h, i, a, pivots) + _rebased(h, i, b, pivots)
         for p, kind in enumerate(h.pivots):
-            if pivots[p] is None and all(xs[int(v[1:])] is not None for v in variables(kind[1])):
-                pivots[p] = evaluate_scalar(kind[1], {f"y{j}": x for j, x in enumerate(xs)})
+            if pivots[p] is None and all(xs[int(v[1:])] is not None for v in variables(kind[1])):       # type: ignore[arg-type]
+                pivots[p] = evaluate_scalar(kind[1],                            # type: ignore[arg-type]
+                                            {f"y{j}": x for j, x in enumerate(xs)})
     return np.maximum(ea, eb), pivots, xs
 
 
 def _fold(h: Monoid, component: int, axis: str, singletons: Sequence[Value], env: Env) -> Value:
-    values = [env.explicit(axis, v, 0.0) for v in (((), np.float64(1.0)), *singletons)]
-    rest = tuple(sorted(normalise(a for axes, _ in values for a in axes[1:])))
-    shape = [env.size(a) for a in rest]
-    exists, *xs = [np.stack([np.broadcast_to(env.expand((axes[1:], row), rest), shape) for row in x]) for axes, x in values]
+    joint, xs = env.align(singletons)
+    shape = [env.size(a) for a in joint]
+    spread = [env.explicit(axis, (joint, np.broadcast_to(x, shape)), 0.0) for x in (np.ones([1] * len(shape)), *xs)]
+    rest = spread[0][0][1:]
+    exists, *xs = (x for _, x in spread)
     state: State = exists, xs[:len(h.pivots)], xs[len(h.pivots):]
 
     def rows(s: slice) -> State:

@@ -19,7 +19,7 @@ from .program import Input, Output, Program, TensorSpec
 from .terms import Affine, Term, axis_index, bi, gather, inp, num, postorder, red, rewrite, view, where
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_OURS = tuple([os.path.join(_HERE, "frontend") + os.sep, *(os.path.join(_HERE, f"{m}.py") for m in ("program", "terms", "trace", "xp"))])
+_OURS = tuple(os.path.join(_HERE, m) for m in ("frontend" + os.sep, "program.py", "terms.py", "trace.py", "xp.py"))
 _NUMPY = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 
 
@@ -71,7 +71,8 @@ class DynamicProgram:
     def extents(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """The numbers that these shapes, one for each input, give the named extents."""
         if len(shapes) != len(self.specs):
-            raise InputError(f"{self.name} takes {len(self.specs)} arrays, {len(shapes)} were given", f"its inputs: {', '.join(self.names)}")
+            raise InputError(f"{self.name} takes {len(self.specs)} arrays, {len(shapes)} were given",
+                             f"its inputs: {', '.join(self.names)}")
         out: dict[str, tuple[int, str]] = {}
         for name, spec, shape in zip(self.names, self.specs, shapes):
             said = f"input {name!r} has shape {tuple(shape)}, its spec says ({', '.join(map(str, spec.shape))})"
@@ -134,14 +135,15 @@ def _bind(
     try:
         bound = signature.bind(*specs, **named)
     except TypeError as e:
-        raise TraceError(f"the specs do not fit {_name(fn)}{signature}: {e}", "give a TensorSpec for each parameter", _defined(fn)) from None
+        raise TraceError(f"the specs do not fit {_name(fn)}{signature}: {e}", "give a TensorSpec for each parameter",
+                         _defined(fn)) from None
     names: list[str] = []
     flat: list[TensorSpec] = []
 
     def slot(name: str, spec: Any) -> int:
         if not isinstance(spec, TensorSpec):
             hint = "TensorSpec(x.shape, x.dtype)" if hasattr(spec, "shape") else "fix other arguments with functools.partial"
-            raise TraceError(f"the spec of parameter {name!r} must be a TensorSpec, not {type(spec).__name__}", hint, _defined(fn))
+            raise TraceError(f"the spec of parameter {name!r} is no TensorSpec but {type(spec).__name__}", hint, _defined(fn))
         while name in names:
             name += "_"
         names.append(name)
@@ -194,7 +196,7 @@ def _input(context: Trace, i: Input) -> Tensor:
         context.ranges[i.name] = i.range
     elif i.dtype == "bool" or dtypes.is_unsigned(i.dtype):
         context.ranges[i.name] = (0.0, float("inf"))
-    return context.tensor(inp(i.name, [axis_index(d[0]) if d else Affine() for d in dims]), dims, i.dtype)
+    return context.tensor(inp(i.name, tuple(axis_index(d[0]) if d else Affine() for d in dims)), dims, i.dtype)
 
 
 def _check_outputs(name: str, outputs: Sequence[Any], structured: bool, context: Trace) -> None:
@@ -270,15 +272,13 @@ class _Finish:
     def _resolved(self, t: Term, args: tuple[Term, ...]) -> Term | None:
         match t.op:
             case "input":
-                name, index = t.attr                                            # type: ignore[misc]
-                return inp(name, map(self.ax.resolved, index))
+                return inp(t.attr[0], tuple(map(self.ax.resolved, t.attr[1])))  # type: ignore[index]
             case "iota":
                 return affine_term(self.ax.resolved(axis_index(t.attr)))        # type: ignore[arg-type]
             case "red":
-                op, axis = t.attr                                               # type: ignore[misc]
                 (x,) = args
-                for a in reversed(self.ax.resolve((axis,))):
-                    x = red(op, a, x)
+                for a in reversed(self.ax.resolve(t.attr[1:])):                 # type: ignore[index]
+                    x = red(t.attr[0], a, x)                                    # type: ignore[index]
                 return x
             case "gather":
                 return self._gather(args[0], self.ax.resolve((t.attr,)), args[1])       # type: ignore[arg-type]
@@ -292,10 +292,10 @@ class _Finish:
             return Affine(e.const, tuple(sorted(e.terms, key=lambda t: (-abs(t[1]), self.ax.age(t[0])))))
 
         if t.op == "input":
-            return inp(t.attr[0], map(tidy, t.attr[1]))                         # type: ignore[index]
+            return inp(t.attr[0], tuple(map(tidy, t.attr[1])))                  # type: ignore[index]
         if t.op == "view":
             entries = ((a, tidy(e)) for a, e in t.attr)                         # type: ignore[attr-defined]
-            return view(args[0], sorted(entries, key=lambda entry: self.ax.age(entry[0])))
+            return view(args[0], tuple(sorted(entries, key=lambda entry: self.ax.age(entry[0]))))
         return None
 
     def _gather(self, x: Term, parts: Sequence[str], position: Term) -> Term:

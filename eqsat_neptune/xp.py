@@ -63,13 +63,15 @@ for _module in (_casts, _creation, _elementwise, _extras, _indexing, _products, 
 
 # NumPy's names for functions that the standard calls otherwise
 NUMPY_NAMES = {
-    "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh",
-    "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "array": "asarray",
-    "bitwise_not": "bitwise_invert", "cumsum": "cumulative_sum", "cumprod": "cumulative_prod", "concatenate": "concat", "cat": "concat", "float_power": "pow", "fmax": "maximum", "fmin": "minimum",
-    "hstack": "concat", "vstack": "concat", "invert": "bitwise_invert", "left_shift": "bitwise_left_shift", "mod": "remainder",
-    "power": "pow", "product": "prod", "right_shift": "bitwise_right_shift", "rint": "round", "around": "round",
-    "swapaxes": "permute_dims", "transpose": "permute_dims", "true_divide": "divide", "dot": "matmul", "outer": "linalg.outer", "ravel": "reshape", "view": "reshape",
-    "flatten": "reshape", "unsqueeze": "expand_dims", "permute": "permute_dims", "to": "astype", "masked_fill": "where",
+    "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin",
+    "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "around": "round", "array": "asarray",
+    "bitwise_not": "bitwise_invert", "cat": "concat", "concatenate": "concat", "cumprod": "cumulative_prod",
+    "cumsum": "cumulative_sum", "dot": "matmul", "flatten": "reshape", "float_power": "pow", "fmax": "maximum",
+    "fmin": "minimum", "hstack": "concat", "invert": "bitwise_invert", "left_shift": "bitwise_left_shift",
+    "masked_fill": "where", "mod": "remainder", "outer": "linalg.outer", "permute": "permute_dims", "power": "pow",
+    "product": "prod", "ravel": "reshape", "right_shift": "bitwise_right_shift", "rint": "round", "swapaxes": "permute_dims",
+    "to": "astype", "transpose": "permute_dims", "true_divide": "divide", "unsqueeze": "expand_dims", "view": "reshape",
+    "vstack": "concat",
 }
 _VALUE_DEPENDENT = ("nonzero", "argwhere", "unique", "unique_all", "unique_counts", "unique_inverse", "unique_values")
 
@@ -83,4 +85,4 @@ def __getattr__(name: str) -> _Any:
         raise _Absent(f"xp.{name} gives a shape that depends on values", "use xp.where and reductions")
     if name in ("sort", "argsort"):
         raise _Absent(f"xp.{name} is not supported", "xp.top_k(x, k) gives the k largest")
-    raise _Absent(f"xp.{name} is not supported", "xp has the array API without what depends on values, and softmax, einsum, top_k, …")
+    raise _Absent(f"xp.{name} is not supported", "it has the array API without what depends on values, and softmax, einsum, …")

@@ -135,7 +135,9 @@ round = _whole("round", "round", "The nearest integer, ties to even, in x's dtyp
 def abs(x: Any, /) -> Tensor:
     """|x|.  → abs."""
     x = tensor.lift(x)
-    return x if kind(x.dtype) == "bool" or dtypes.is_unsigned(x.dtype) else tensor.elementwise(lambda t: tensor.unary("abs", t), [x], x.dtype)
+    if kind(x.dtype) == "bool" or dtypes.is_unsigned(x.dtype):
+        return x
+    return tensor.elementwise(lambda t: tensor.unary("abs", t), [x], x.dtype)
 
 
 def sign(x: Any, /) -> Tensor:
@@ -185,7 +187,7 @@ isfinite = _test("isfinite", "Is x neither infinite nor NaN?  → isfinite.")
 
 def signbit(x: Any, /) -> Tensor:
     """Is the sign negative (of −0.0 too)?  → copysign(1, x) < 0."""
-    return tensor.elementwise(lambda t: tensor.binary("lt", tensor.binary("copysign", terms.num(1.0), t), terms.num(0.0)), [x], "bool")
+    return less(copysign(1.0, x), 0.0)
 
 
 def logical_not(x: Any, /) -> Tensor:
@@ -208,7 +210,7 @@ def add(x1: Any, x2: Any, /) -> Tensor:
     dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
     if dtype == "bool":
         return logical_or(x1, x2)
-    return tensor.elementwise(lambda a, b: terms.add(a, b), [x1, x2], dtype)
+    return tensor.elementwise(terms.add, [x1, x2], dtype)
 
 
 def subtract(x1: Any, x2: Any, /) -> Tensor:
@@ -216,7 +218,7 @@ def subtract(x1: Any, x2: Any, /) -> Tensor:
     dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
     if dtype == "bool":
         raise DtypeError("two bools cannot be subtracted", "use x ^ y (exclusive or), or astype first")
-    return tensor.elementwise(lambda a, b: terms.sub(a, b), [x1, x2], dtype)
+    return tensor.elementwise(terms.sub, [x1, x2], dtype)
 
 
 def multiply(x1: Any, x2: Any, /) -> Tensor:
@@ -224,12 +226,13 @@ def multiply(x1: Any, x2: Any, /) -> Tensor:
     dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
     if dtype == "bool":
         return logical_and(x1, x2)
-    return tensor.elementwise(lambda a, b: terms.mul(a, b), [x1, x2], dtype)
+    return tensor.elementwise(terms.mul, [x1, x2], dtype)
 
 
 def divide(x1: Any, x2: Any, /) -> Tensor:
     """x1 / x2, floating.  → mul by recip(x2)."""
-    return tensor.elementwise(lambda a, b: terms.div(a, b), [x1, x2], dtypes.floating(tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))))
+    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
+    return tensor.elementwise(terms.div, [x1, x2], dtypes.floating(dtype))
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Tensor:
@@ -284,7 +287,8 @@ def logaddexp(x1: Any, x2: Any, /) -> Tensor:
     dtype = dtypes.floating(tensor.result_dtype(tensor.argument(x1), tensor.argument(x2)))
 
     def build(a: Term, b: Term) -> Term:
-        apart = terms.add(tensor.binary("max", a, b), tensor.unary("log1p", tensor.unary("exp", terms.neg(tensor.unary("abs", terms.sub(a, b))))))
+        below = terms.neg(tensor.unary("abs", terms.sub(a, b)))
+        apart = terms.add(tensor.binary("max", a, b), tensor.unary("log1p", tensor.unary("exp", below)))
         return terms.where(tensor.binary("eq", a, b), terms.add(a, math.log(2.0)), apart)
 
     return tensor.elementwise(build, [x1, x2], dtype)
@@ -356,4 +360,4 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
 def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
     """x1 where the condition holds, else x2; what is not chosen does not count, not even NaN.  → where."""
     dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
-    return tensor.elementwise(lambda c, a, b: terms.where(c, a, b), [condition, x1, x2], dtype)
+    return tensor.elementwise(terms.where, [condition, x1, x2], dtype)

@@ -51,7 +51,8 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Tensor:
     """Contract the last `axes` dimensions of x1 with the first of x2, or the pairs that two sequences give.  → red + of mul."""
     a, b = tensor.lift(x1), tensor.lift(x2)
     if isinstance(axes, (tuple, list)):
-        da, db = ([tensor.dimension(i, t.ndim) for i in (s if isinstance(s, (tuple, list)) else (s,))] for s, t in zip(axes, (a, b)))
+        lists = [s if isinstance(s, (tuple, list)) else (s,) for s in axes]
+        da, db = ([tensor.dimension(i, t.ndim) for i in s] for s, t in zip(lists, (a, b)))
     else:
         n = tensor.extent(axes)
         if not 0 <= n <= builtins.min(a.ndim, b.ndim):
@@ -161,7 +162,10 @@ def _at_same(x: Tensor, j: int, own: tuple[str, ...]) -> Tensor:
 class _Linalg:
     """The part of the standard's linalg extension that needs no decompositions."""
 
-    matmul, matrix_transpose, vecdot, tensordot = map(staticmethod, (matmul, matrix_transpose, vecdot, tensordot))
+    matmul = staticmethod(matmul)
+    matrix_transpose = staticmethod(matrix_transpose)
+    vecdot = staticmethod(vecdot)
+    tensordot = staticmethod(tensordot)
 
     @staticmethod
     def outer(x1: Any, x2: Any, /) -> Tensor:

@@ -19,6 +19,7 @@ from ..errors import DtypeError, ShapeError, TraceError
 from ..terms import (
     PREDICATES,
     Affine,
+    Index,
     Term,
     add,
     axis_index,
@@ -40,6 +41,7 @@ from .axes import AxisTable
 
 Number = bool | int | float
 Map = dict[str, Affine]
+_UNBOUNDED = (-math.inf, math.inf)
 BINDERS = frozenset({"red", "fold", "view", "gather"})
 _ITERATE_LIMIT = 256
 
@@ -63,7 +65,7 @@ class Trace:
                 stack.pop()
                 continue
             if t.op == "input":
-                own = tuple(dict.fromkeys(a for ix in t.attr[1] for a in ix.axes))      # type: ignore[index]
+                own = tuple(dict.fromkeys(a for ix in _read_of(t)[1] for a in ix.axes))
                 self._info[t] = own, ()
             elif t.op == "iota":
                 self._info[t] = (t.attr,), ()                                   # type: ignore[assignment]
@@ -119,8 +121,8 @@ class Trace:
             elif not self.free(t) & m.keys():
                 out[t] = t
             elif t.op == "input":
-                name, index = t.attr                                            # type: ignore[misc]
-                out[t] = inp(name, [self.axes.resolved(ix).substitute(m) for ix in index])
+                name, index = _read_of(t)
+                out[t] = inp(name, tuple(self.axes.resolved(ix).substitute(m) for ix in index))
             elif t.op == "iota":
                 out[t] = affine_term(self.axes.resolved(axis_index(t.attr)).substitute(m))      # type: ignore[arg-type]
             elif missing := [a for a in t.args if a not in out]:
@@ -164,7 +166,7 @@ class Trace:
                 case "num":
                     low[t] = t.attr                                             # type: ignore[assignment]
                 case "input":
-                    low[t] = self.ranges.get(t.attr[0], (-math.inf,))[0]        # type: ignore[index]
+                    low[t] = self.ranges.get(_read_of(t)[0], _UNBOUNDED)[0]
                 case "iota":
                     low[t] = 0
                 case "add":
@@ -196,9 +198,9 @@ class Trace:
     # -------------------------------------------------------------- tensors
 
     def tensor(self, term: Term, dims: Iterable[Sequence[str]], dtype: str) -> Tensor:
-        dims = tuple(map(tuple, dims))
-        self.axes.apart(self.axes.resolve(a for d in dims for a in d))
-        return Tensor(self, term, dims, dtype)
+        own = tuple(tuple(d) for d in dims)
+        self.axes.apart(self.axes.resolve(a for d in own for a in d))
+        return Tensor(self, term, own, dtype)
 
     def empty(self, shape: Iterable[int], dtype: str) -> Tensor:
         """A tensor without elements: its term does not matter."""
@@ -220,6 +222,10 @@ def current() -> Trace:
     if trace is None:
         raise TraceError("xp works on traced tensors only", "call it inside a function given to trace() or optimize()")
     return trace
+
+
+def _read_of(t: Term) -> tuple[str, Index]:
+    return t.attr                                                               # type: ignore[return-value]
 
 
 def affine_term(e: Affine) -> Term:
@@ -381,7 +387,8 @@ class Tensor:
         raise TraceError("tensors cannot be assigned to", "build the result with xp.where(mask, new, old) or xp.concat")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TraceError("a traced tensor cannot become a NumPy array", "in place of np.f(x) use xp.f(x), xp = x.__array_namespace__()")
+        raise TraceError("a traced tensor cannot become a NumPy array",
+                         "in place of np.f(x) use xp.f(x); xp = x.__array_namespace__()")
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         raise TraceError("a traced tensor has no memory that another library could read", "use functions of xp")
@@ -619,10 +626,12 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     # the shortest runs of old axes and new dimensions, from the end, that have equally many elements
     old = list(ax.resolve(a for d in x._dims for a in d))
     dims: list[tuple[str, ...]] = [()] * len(shape)
-    term, m = x.term, {}
+    term = x.term
+    m: Map = {}
     p = len(shape)
     while old:
-        mine, theirs = [old.pop()], []
+        mine = [old.pop()]
+        theirs: list[int] = []
         n, k = ax.extent[mine[0]], 1
         while n != k:
             if k < n:
@@ -662,7 +671,9 @@ def read(x: Tensor, index: Sequence[int | tuple[int, int, int] | None]) -> Tenso
     shape = [n if i is None else i[2] for i, n in zip(index, x.shape) if not isinstance(i, int)]
     if 0 in shape:
         return trace.empty(shape, x.dtype)
-    term, dims, m = x.term, [], {}
+    term = x.term
+    dims: list[tuple[str, ...]] = []
+    m: Map = {}
     for i, d in zip(index, x._dims):
         if i is None:
             dims.append(d)
@@ -714,7 +725,8 @@ def take(x: Tensor, indices: Tensor, dim: int) -> Tensor:
     position = trace.reindex(i.term, {a: axis_index(b) for a, b in rename.items()})
     new = [tuple(rename.get(a, a) for a in d) for d in i.dims]
     ax.apart(mine | {a for d in new for a in d})
-    own, m = ax.resolve(x._dims[dim]), {}
+    own = ax.resolve(x._dims[dim])
+    m: Map = {}
     e = term_affine(position)
     if e is not None and 0 <= (ends := ax.resolved(e).bounds(ax.extent))[0] and ends[1] < x.shape[dim]:
         term = trace.read_linear(x.term, own, ax.resolved(e), m)                # positions known now: a slice
@@ -799,7 +811,7 @@ def getitem(x: Tensor, key: Any) -> Tensor:
 def _check_key(k: Any) -> None:
     if k is None or k is Ellipsis or isinstance(k, (slice, Tensor)):
         if isinstance(k, Tensor) and k.dtype == "bool":
-            raise TraceError("indexing with a condition gives a shape that depends on values", "use xp.where(condition, x, other)")
+            raise TraceError("indexing by a condition gives a shape that depends on values", "use xp.where(condition, x, other)")
         return
     if isinstance(k, (bool, np.bool_)):
         raise TraceError("a tensor cannot be indexed with True or False", "use None to add a dimension")
@@ -848,8 +860,8 @@ def _advanced(x: Tensor, arrays: list[Tensor | None], result: list[str]) -> Tens
             spread.append(trace.tensor(i.term, [()] * (k + len(kept) + rank - i.ndim) + list(i._dims), i.dtype))
         terms, together = align([front, *spread])
         term = terms[0]
-        for d, i in zip(together[:k], terms[1:]):
-            term = trace.gather_linear(term, trace.axes.resolve(d), i)
+        for axes, position_there in zip(together[:k], terms[1:]):
+            term = trace.gather_linear(term, trace.axes.resolve(axes), position_there)
         others = together[k:k + len(kept)]
         out = trace.tensor(term, [*others[:before], *together[k + len(kept):], *others[before:]], x.dtype)
     position = 0

@@ -124,7 +124,7 @@ class _Sinker:
 
     def _leaf(self, t: Term, m: dict[str, Affine]) -> Term:
         if t.op == "input":
-            return inp(t.attr[0], [ix.substitute(m) for ix in t.attr[1]])       # type: ignore[index]
+            return inp(t.attr[0], tuple(ix.substitute(m) for ix in t.attr[1]))  # type: ignore[index]
         if t.op == "iota" and t.attr in m:
             e = m[t.attr]
             return add(*[mul(iota(a), float(c)) for a, c in e.terms], float(e.const))
