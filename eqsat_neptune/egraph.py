@@ -37,7 +37,7 @@ class Saturated:
 
 def declarations(rules: Sequence[Rule]) -> list[str]:
     """Everything the engine must know, as egglog text."""
-    return [" ".join(f"(ruleset {r})" for r in RULESETS), *analyses.ALL, *declared.LATER, *declared.VOLUMES, *(r.egglog for r in rules),
+    return [" ".join(f"(ruleset {r})" for r in RULESETS), *analyses.ALL, *declared.LATER, *declared.CONSTANTS, *declared.VOLUMES, *(r.egglog for r in rules),
             f"(ruleset tables) (rule () ({' '.join(analyses.tables())}) :ruleset tables) (run-schedule (run tables))"]
 
 
@@ -94,7 +94,8 @@ def leaves(part: str, eg: EGraph, split: frozenset[str]) -> list[str]:
 def _axis_facts(eg: EGraph, name: str, part: str, extent: int, split: frozenset[str], whole: str = "") -> None:
     whole = whole or name
     parts = leaves(name, eg, split)
-    eg.act(f'(set (parts "{name}") {strings(parts)}) (set (extent "{name}") {float(extent)})')
+    beside = leaves(name[:-1] + "o", eg, split) if name.endswith(".i") else []              # the last block may be short
+    eg.act(f'(set (parts "{name}") {strings(parts)}) (set (beside "{name}") {strings(beside)}) (set (extent "{name}") {float(extent)})')
     if parts == [name]:                                     # the outer part of a split counts 1, the inner one all elements
         eg.act(f'(leaf-of "{name}" "{whole}") (set (length "{name}") {1.0 if name.endswith(".o") else float(extent)})')
         return
@@ -199,6 +200,8 @@ def _fold_facts(eg: EGraph, t: Term, split: frozenset[str]) -> None:
     h, j, k = t.attr                                                            # type: ignore[misc]
     pivots, comps = h.needed(j, lambda i: is_num(t.args[len(h.pivots) + i], 0.0))
     free = without(normalise(a for i in (*pivots, *(len(h.pivots) + c for c in comps)) for a in t.args[i].free), k)
+    if k.endswith(".i"):                                    # the last block may be short
+        free = normalise([*free, k[:-1] + "o"])
     eg.act(f"(set (free {eg.name(t)}) {strings(leaf for a in sorted(free) for leaf in leaves(eg.axis(a), eg, split))})")
 
 

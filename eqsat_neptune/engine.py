@@ -54,6 +54,7 @@ PRELUDE = "\n".join([
     "(function handle (i64) T :merge old)",
     # axes: free sets and parts hold the leaves of the tree of parts
     "(function free (T) AS :merge (set-intersect old new)) (function parts (String) AS :no-merge)",
+    "(function beside (String) AS :no-merge)",
     "(relation need-volume (AS)) (function volume (AS) f64 :no-merge) (function length (String) f64 :no-merge)",
     "(function extent (String) f64 :no-merge) (relation leaf-of (String String)) (relation nth (i64))",
     "(relation redaxis (String)) (relation dep (String T)) (relation splittable (String String String)) (relation inside (String))",

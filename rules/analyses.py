@@ -60,7 +60,7 @@ _KIDS = {"Un": ("f x", "x"), "Bi": ("f x y", "xy"), "Where": ("c x y", "cxy")}
 def _free() -> list[str]:
     out = [_rule("(= t (Num v))", "(set (free t) (set-empty))"),
            _rule("(= t (Iota k)) (= s (parts k))", "(set (free t) s)"),
-           _rule("(= t (Red op k x)) (= s (free x)) (= p (parts k))", "(set (free t) (set-diff s p)) (redaxis k)"),
+           _rule("(= t (Red op k x)) (= s (free x)) (= p (parts k)) (= q (beside k))", "(set (free t) (set-union (set-diff s p) q)) (redaxis k)"),
            _rule("(= t (View m x)) (= s (free x)) (reads m bound new)", "(set (free t) (set-union (set-diff s bound) new))"),
            _rule("(= t (Gather k x i)) (= s (free x)) (= p (parts k)) (= r (free i))", "(set (free t) (set-union (set-diff s p) r))")]
     for ctor, (args, kids) in _KIDS.items():

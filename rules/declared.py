@@ -33,7 +33,13 @@ NORMAL = [
     Rule("cancel-term", "normal", "(add x (mul -1.0 x) rest*)", "(add rest*)", when="(finite x)", law="x − x = 0, x finite",
          numerics="needs finite", phase="norm", retire=True),
     Rule("collect-terms", "normal", "(add (mul (num v) ms*) (mul (num w) ms*) rest*)", "(add (mul (num (+ v w)) ms*) rest*)",
-         when="(all (noinf) ms*)", law="vx + wx = (v+w)x, x not infinite", numerics="reassociates", phase="norm", retire=True),
+         when="(all (noinf) ms*)", guard="(> (abs (+ v w)) (* 1e-12 (abs v)))", law="vx + wx = (v+w)x, x not infinite",
+         numerics="reassociates", phase="norm", retire=True),
+    Rule("cancel-terms", "normal", "(add (mul (num v) ms*) (mul (num w) ms*) rest*)", "(add rest*)",
+         when="(all (finite) ms*) (<= (abs (+ v w)) (* 1e-12 (abs v)))", guard="(some ms*)", law="vx − vx = 0, x finite (v up to rounding)",
+         numerics="needs finite", phase="norm", retire=True),
+    Rule("cancel-exponentials", "normal", "(mul (exp x) (exp (mul -1.0 x)) rest*)", "(mul rest*)", when="(finite x)", law="eˣ·e⁻ˣ = 1, x finite",
+         numerics="needs finite", phase="norm", retire=True),
     Rule("cancel-guarded", "normal", "(mul g (recip g) y (recip z) rest*)", "(mul y (recip z) rest*)",
          when="(regular m g) (vanish m y) (vanish m z)", phase="norm", numerics="needs finite",
          law="g/g·y/z = y/z: where the maximum m is finite g is finite and not 0; where it is −∞ both sides are NaN through y/z = 0/0"),
@@ -162,6 +168,14 @@ LATER = [
     '(rule ((= t (LaterView w m x))) ((union t (View m x)) (set (why-View m x) w) (subsume (LaterView w m x))) :ruleset norm)',
     # a view of what has none of the view's axes is the thing itself
     '(rule ((= t (View m x)) (= s (free x)) (reads m bound new) (= 0 (set-length (set-intersect s bound)))) ((union t x) (subsume (View m x))) :ruleset norm)',
+]
+
+# constants that differ by rounding are one: products of constants depend on their order in the last bit
+_NEAR = "(= a (Num x)) (= b (Num y)) (< -inf x) (< x y) (< y inf) (<= (- y x) (* 1e-14 (abs x)))"
+CONSTANTS = [
+    f"(rule ({_NEAR} (!= y 1.0) (!= y -1.0)) ((union a b) (subsume (Num y))) :ruleset norm)",
+    f"(rule ({_NEAR} (= y 1.0)) ((union a b) (subsume (Num x))) :ruleset norm)",
+    f"(rule ({_NEAR} (= y -1.0)) ((union a b) (subsume (Num x))) :ruleset norm)",
 ]
 
 # sizes of sets of axes, on demand

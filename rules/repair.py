@@ -101,7 +101,7 @@ def _row(g: Term, basis: list[Term], change: tuple[str, ...]) -> Row | None:
     outside = [f"{x}{p}" for p, kind in enumerate(change) for x in ("R", kind)] + [f"Y{j}" for j in range(len(basis))]
     with EGraph(_declarations, "derive") as eg:
         eg.axis("k")
-        eg.act('(set (parts "a0") (set-of "a0")) (leaf-of "a0" "a0") (redaxis "a0")')
+        eg.act('(set (parts "a0") (set-of "a0")) (set (beside "a0") (set-empty)) (leaf-of "a0" "a0") (redaxis "a0")')
         eg.act(f"(set (handle 0) {eg.name(red('+', 'k', g))})")
         for v in (*inside, *outside):
             eg.act(f'(set (free {eg.name(var(v))}) {"(set-of " + chr(34) + "a0" + chr(34) + ")" if v[0] in "cr" else "(set-empty)"})')
@@ -235,28 +235,61 @@ def _centred(t: Term, shifted: frozenset[str], inside: bool = False) -> bool:
 
 # ------------------------------------------------------------------ scalars
 
+NEAR = 1e-12                                                # constants nearer than this (relatively) are rounding apart
+
+
 def simplify(t: Term) -> Term:
-    """One node: x − x, x/x, 0·x, e⁰ and constants.  Enough for singletons and coefficients."""
-    if t.op in ("add", "mul"):
-        y = nary(t.op, t.args, flatten=True)
-        xs = list(y.args) if y.op == t.op else [y]
-        if t.op == "mul" and any(is_num(x, 0.0) for x in xs):
+    """One node: like terms collected, x/x, 0·x, e⁰ and constants.  Enough for singletons and coefficients."""
+    if t.op == "add":
+        return _collected(t)
+    if t.op == "mul":
+        y = nary("mul", t.args, flatten=True)
+        xs = list(y.args) if y.op == "mul" else [y]
+        if any(is_num(x, 0.0) for x in xs):
             return num(0.0)
         for x in list(xs):
-            inverse = nary("mul", [num(-1.0), x], flatten=True) if t.op == "add" else un("recip", x)
-            if x in xs and x is not inverse:
-                same = next((z for z in xs if z is inverse or (t.op == "add" and sorted(map(id, z.args)) == sorted(map(id, inverse.args)) and z.op == "mul"
-                             and inverse.op == "mul")), None)
-                if same is not None:
-                    xs.remove(x)
-                    xs.remove(same)
-        return nary(t.op, xs)
+            inverse = un("recip", x)
+            if x in xs and inverse in xs and x is not inverse:
+                xs.remove(x)
+                xs.remove(inverse)
+        return nary("mul", xs)
     if t.op == "un" and t.args[0].op == "num":
         if is_num(t.args[0], 0.0) and t.attr in ("exp", "exp2"):
             return num(1.0)
         if t.attr == "recip" and not is_num(t.args[0], 0.0):
             return num(1.0 / t.args[0].attr)                                    # type: ignore[operator]
     return t
+
+
+def _collected(t: Term) -> Term:
+    """A sum with like terms collected: Σ number·product, products up to order."""
+    parts: dict[tuple[int, ...], tuple[float, float, list[Term]]] = {}          # product → (number, largest seen, factors)
+    for v, factors in _terms(t, 1.0):
+        key = tuple(sorted(map(id, factors)))
+        old, most, _ = parts.get(key, (0.0, 0.0, factors))
+        parts[key] = (old + v, max(most, abs(v)), factors)
+    live = [nary("mul", [*factors, num(v)]) for v, most, factors in parts.values() if abs(v) > NEAR * most]
+    return nary("add", live)
+
+
+def _terms(t: Term, scale: float) -> Iterator[tuple[float, list[Term]]]:
+    if t.op == "add":
+        for a in t.args:
+            yield from _terms(a, scale)
+    elif t.op == "num" and math.isfinite(t.attr):                               # type: ignore[arg-type]
+        yield scale * t.attr, []                                                # type: ignore[operator]
+    elif t.op == "mul":
+        y = nary("mul", t.args, flatten=True)
+        xs = list(y.args) if y.op == "mul" else [y]
+        numbers = [x for x in xs if x.op == "num" and math.isfinite(x.attr)]    # type: ignore[arg-type]
+        rest = [x for x in xs if x not in numbers]
+        scale *= math.prod(x.attr for x in numbers)                             # type: ignore[misc]
+        if len(rest) == 1 and rest[0].op == "add":
+            yield from _terms(rest[0], scale)
+        else:
+            yield scale, rest
+    else:
+        yield scale, [t]
 
 
 def simplified(t: Term) -> Term:
