@@ -68,6 +68,7 @@ PRELUDE = "\n".join([
     "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",
     "(function lz (T) f64 :merge (max old new)) (function hz (T) f64 :merge (min old new))",
     "(function lo (T) f64 :merge (max old new)) (function hi (T) f64 :merge (min old new))",
+    "(function lz-if (T T) f64 :merge (max old new))",
     "(function normsq (String T) f64 :merge (min old new))",
     # tables that make one analysis rule serve many functions
     "(relation un-gives (String String)) (relation un-keeps (String String String))",

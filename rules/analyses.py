@@ -146,6 +146,8 @@ FACTS = [
     _rule(f'(= t (Un "sqrt" x)) (= l (lz x)) (>= l 0.0) {_has("finite", "x")}', _gives("finite")),
     _rule('(= t (Un "sqrt" x)) (= l (lz x)) (> l 0.0)', _gives("nonzero")),
     _rule(f'(= t (Red "+" k x)) {_has("nonneg", "x")} {_has("nonzero", "x", "w")} {_has("finite", "x", "w2")}', _gives("nonzero")),
+    _rule(f"{_nary('Add')} {_has('nonzero', 'e')} {_has('finite', 'e', 'w')} " + _each('"has" "nonneg"'), _gives("nonzero")),
+    _rule("(= t (Where c x y)) (= l (lz-if c x)) (> l 0.0)" + _has("nonzero", "y"), _gives("nonzero")),
     _rule("(= l (lz t)) (>= l 0.0)", _gives("nonneg")),
     _rule("(= l (lz t)) (> l 0.0)", _gives("nonzero")),
     _rule("(= h (hz t)) (< h 0.0)", _gives("nonzero")),
@@ -193,6 +195,11 @@ BOUNDS = [
     _rule("(= t (Where c x y)) (= a (hz x)) (= b (hz y))", "(set (hz t) (max a b))"),
     *(_rule(f"(= t (Where c {xy})) (= y (Num -inf)) (= a ({f} x))", f"(set ({f} t) a)") for xy in ("x y", "y x") for f in ("lz", "hz", "lo", "hi")),
     *(_rule(f"(= t (Where c {xy})) (= y (Num 0.0)) (= a ({f} x))", f"(set ({f} t) a)") for xy in ("x y", "y x") for f in ("lo", "hi")),
+    # what a condition says of the branch that it guards
+    *(_rule(f'(= c (Bi "{f}" a x)) (= l (lz a))', "(set (lz-if c x) l)") for f in ("lt", "le")),
+    _rule("(= l (lz-if c x)) (= n (idxA ms x)) (= t (Add ms)) (= 2 (multiset-length ms)) (= k (lz (multiset-pick (multiset-remove ms x))))",
+          "(set (lz-if c t) (+ l k))"),
+    _rule("(= t (Where c x y)) (= a (lz-if c x)) (= b (lz y))", "(set (lz t) (min a b))"),
     # reads
     *(_rule(f"(= t (View m x)) (= a ({f} x))", f"(set ({f} t) a)") for f in ("lo", "hi")),
     *(_rule(f"(= t (Gather k x i)) (= a ({f} x))", f"(set ({f} t) a)") for f in ("lo", "hi", "lz", "hz")),

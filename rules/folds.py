@@ -279,15 +279,15 @@ class Finder:
                     yield f
 
     def _over(self, c: int, pivot: int) -> bool:
-        """Is c, free of k and no pivot itself, computed from the pivot?"""
-        if self.varies(c) or self.is_clean(c) or c in self.pivots:
+        """Is c, free of k and no pivot itself, computed from the pivot by something that a skeleton does not look into?"""
+        if self.varies(c) or self.is_clean(c) or c in self.pivots or not any(n.op in ("bi", "where") for n in self.g.nodes[c]):
             return False
         seen, todo = set(), [c]
         while todo:
             d = todo.pop()
             if d == pivot:
                 return True
-            if d in seen or self.varies(d) or self.is_clean(d):
+            if d in seen or d in self.pivots or self.varies(d) or self.is_clean(d):
                 continue
             seen.add(d)
             todo += [a for n in self.g.nodes[d] if n.op in ("add", "mul", "un", "bi", "where") for a in n.args]

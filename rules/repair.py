@@ -70,8 +70,17 @@ def derive(g: Term, pivots: int) -> Derived | None:
     scaled.  Remembered by structure, rejections too."""
     key = (g, pivots)
     if key not in _DERIVED:
-        _DERIVED[key] = next((d for change in sorted(itertools.product("DQ", repeat=pivots)) if (d := _derive(g, change)) is not None), None)
+        _DERIVED[key] = None if _hopeless(g) else next((d for change in sorted(itertools.product("DQ", repeat=pivots)) if (d := _derive(g, change)) is not None), None)
     return _DERIVED[key]
+
+
+def _hopeless(g: Term) -> bool:
+    """Is a pivot inside a function that neither shifting nor scaling moves out of: anything but exp, and powers of products?"""
+    for t in postorder([g]):
+        if t.op == "un" and t.attr not in ("exp", "exp2") and any(v[0] == "R" for v in variables(t)):
+            if t.attr not in ("recip", "sqrt", "rsqrt", "abs") or any(x.op == "add" for x in postorder([t.args[0]])):
+                return True
+    return False
 
 
 _DERIVED: dict[tuple[Term, int], Derived | None] = {}
