@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .engine import EGraph, Limits, Phase, literal
 from .graph import Graph
 from .program import Program
 from .rules import analyses, declared, folds
 from .rules.rule import Rule
-from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, outer, postorder, red, without
+from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, outer, postorder, red, show, without
 
 SETTLE = "(saturate (seq (run ix) (run norm) (run an)))"
 ROUNDS = 8                                                  # of looking for folds
@@ -24,10 +25,11 @@ RULESETS = ("ix", "norm", "an", "sums", "algebra", "contract", "split", "expand"
 
 @dataclass
 class Saturated:
-    """What saturation gives.  `stats`: one entry a phase; `folds`: the merges that were derived or rejected, as text."""
+    """What saturation gives.  `stats`: one entry a phase; `folds`: the merges that were derived, as text; `laws`: of each rule."""
     graph: Graph
     stats: list[Phase] = field(default_factory=list)
     folds: list[str] = field(default_factory=list)
+    laws: dict[str, str] = field(default_factory=dict)
 
     @property
     def stop(self) -> str:
@@ -141,7 +143,7 @@ def saturate(program: Program, rules: Sequence[Rule] | None = None, limits: Limi
     split = frozenset(splittable)
     if not all(program.axes.values()):                      # reductions over nothing: the analyses assume that there is something
         rules, split = (), frozenset()
-    out = Saturated(Graph(), [])
+    out = Saturated(Graph(), laws={r.name: r.law for r in rules})
     with engine(rules) as eg:
         with _timed(out, "load", eg):
             load(eg, program, split)
@@ -159,6 +161,45 @@ def saturate(program: Program, rules: Sequence[Rule] | None = None, limits: Limi
         with _timed(out, "freeze", eg):
             out.graph = eg.freeze(len(program.outputs))
     return out
+
+
+class Chosen(Protocol):
+    """What `explain` needs of an extraction: class → the node that computes it."""
+    @property
+    def chosen(self) -> Mapping[int, Node]: ...
+
+
+def explain(saturated: Saturated, found: Chosen | Mapping[int, Node]) -> list[tuple[str, str, str]]:
+    """The rules that lead from the source to the chosen nodes, arguments before what uses them: (rule, law, "before  =  after").
+
+    Before is the source's form of the class where it has one, else its smallest."""
+    g = saturated.graph
+    chosen = found if isinstance(found, Mapping) else found.chosen
+    order: list[int] = []
+    seen: set[int] = set()
+    todo = [(c, False) for c in reversed(g.outputs)]
+    while todo:
+        c, done = todo.pop()
+        if done:
+            order.append(c)
+        elif c not in seen and c in g.nodes:
+            seen.add(c)
+            n = chosen.get(c, g.nodes[c][0])
+            todo.append((c, True))
+            todo += [(a, False) for a in reversed(n.args)]
+    steps = []
+    for c in order:
+        n = chosen.get(c, g.nodes[c][0])
+        if n.why not in ("source", "congruence"):
+            before = next((m for m in g.nodes[c] if m.why == "source"), g.nodes[c][0])
+            if before.key == n.key:
+                before = next((m for m in g.nodes[c] if m.key != n.key), before)
+            steps.append((n.why, saturated.laws.get(n.why, ""), f"{_shown(g, before)}  =  {_shown(g, n)}"))
+    return list(dict.fromkeys(steps))
+
+
+def _shown(g: Graph, n: Node) -> str:
+    return show(make(n.op, n.attr, [g.term(a) for a in n.args]), 6)
 
 
 @contextmanager
