@@ -162,6 +162,7 @@ class _Scaling:
             start = self.const(self.constants[init.id] / f) if f != 1.0 else self.times(init, g, out)
             self.reps[c.phi.id] = c.phi, f
             carries.append((c, start, f))
+        before = dict(self.made)
         body = list(self.block(s.body))
         done = []
         for c, start, f in carries:
@@ -169,6 +170,7 @@ class _Scaling:
             nxt = v if g == f else self.times(v, g / f, body)
             self.reps[c.out.id] = c.out, f
             done.append(Carry(start, c.phi, nxt, c.out, c.kind, c.op))
+        self.made = before  # what was made in the loop is not seen after it
         return Loop(s.axis, tuple(done), tuple(body), s.constraints)
 
     def pivot_factors(self, s: Loop, inits: dict[int, tuple[Value, float]]) -> dict[int, float]:

@@ -25,7 +25,10 @@ typedef int16_t i16;
 typedef int32_t i32;
 typedef long long i64;
 
-constexpr int WARP = 32;
+#ifndef WARP_SIZE
+#define WARP_SIZE 32
+#endif
+constexpr int WARP = WARP_SIZE;
 
 namespace emulator {
 constexpr int MAX_THREADS = 1024, STACK = 256 * 1024;

@@ -8,6 +8,7 @@ DEV int lane_column() { return lane_index() % 4 * 2; }
 DEV constexpr int slot_row(int i) { return i / 2 * 16 + i % 2 * 8; }
 DEV constexpr int slot_column(int j) { return j / 2 * 8 + j % 2; }
 constexpr int COLUMN_RUN = 2;                                  // slots of adjacent columns
+DEV constexpr int turn(int row) { return row & 7; }            // of a tile's chunks: eight rows' chunks in all banks
 
 // Combine over the lanes that hold the same row (the same column); all of them get the result.
 template <class Op, typename T> DEV T combine_row(T x) {

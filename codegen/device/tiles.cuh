@@ -64,16 +64,18 @@ template <> struct As<f8e5m2> {
 template <typename T, typename V> DEV T as(V x) { return As<T>::of(x); }
 
 // ---- tiles: ROWS × COLUMNS elements; 16-byte chunks are permuted (or rows padded) so that eight rows' chunks at one place
-// lie in different banks
+// lie in different banks.  turn(row), of three bits, is what the numbers of a row's chunks are xored with; turn(a ^ b) = turn(a) ^ turn(b).
 template <typename T, int ROWS, int COLUMNS> struct Tile {
     typedef T Element;
     static constexpr int CHUNK = 16 / sizeof(T), CHUNKS = (COLUMNS + CHUNK - 1) / CHUNK;
     static constexpr bool PERMUTED = CHUNKS % 8 == 0;
     static constexpr int PITCH = (PERMUTED ? CHUNKS : CHUNKS | 1) * 16, BYTES = ROWS * PITCH;
     u32 base;
-    MEMBER u32 chunk(int row, int c) const { return base + row * PITCH + (PERMUTED ? (c & ~7) | ((c ^ row) & 7) : c) * 16; }
+    MEMBER u32 chunk(int row, int c) const { return base + row * PITCH + (PERMUTED ? c ^ turn(row) : c) * 16; }
     // The chunk n after the one at `at`, in the same row; n and the bits of the first one's number must not overlap.
     MEMBER static u32 step(u32 at, int n) { return PERMUTED ? (at ^ (n & 7) * 16) + (n & ~7) * 16 : at + n * 16; }
+    // The place n rows below `at`, where n and the row of `at`, modulo 16, have no bits in common.
+    MEMBER static u32 below(u32 at, int n) { return (PERMUTED ? at ^ turn(n) * 16 : at) + n * PITCH; }
     MEMBER u32 place(int row, int column) const { return chunk(row, column / CHUNK) + column % CHUNK * (int)sizeof(T); }
     MEMBER T get(int row, int column) const { return load_shared<T>(place(row, column)); }
     MEMBER void set(int row, int column, T x) const { store_shared<T>(place(row, column), x); }
@@ -168,4 +170,49 @@ template <int N, bool PACKED, typename C, typename T> DEV void store_run(T* p, c
 #pragma unroll
         for (int e = 0; e < N; ++e) p[e * step] = as<T>(x[e]);
     }
+}
+
+// ---- arithmetic that C++ lacks
+template <typename C> DEV C sign_of(C x) { return x > 0 ? (C)1 : x < 0 ? (C)-1 : x; }                  // NaN and ±0 stay
+DEV float modulo(float x, float y) { const float r = fmodf(x, y); return r != 0 && (r < 0) != (y < 0) ? r + y : r; }
+DEV double modulo(double x, double y) { const double r = fmod(x, y); return r != 0 && (r < 0) != (y < 0) ? r + y : r; }
+
+// ---- loop bounds: the largest n with n·d ≤ x, the smallest with n·d ≥ x, for d > 0
+DEV i64 floor_div(i64 x, i64 d) { return x >= 0 ? x / d : -((-x + d - 1) / d); }
+DEV i64 ceil_div(i64 x, i64 d) { return -floor_div(-x, d); }
+DEV int at_least(i64 x, int low) { return x > low ? (int)x : low; }
+DEV int at_most(i64 x, int high) { return x < high ? (int)x : high; }
+
+// ---- fragments and vectors of registers
+template <typename C, int N> DEV void set_all(C (&x)[N], C v) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = v;
+}
+template <typename C, int N, int M> DEV void set_all(C (&x)[N][M], C v) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) set_all(x[i], v);
+}
+template <typename C> DEV void set_all(C& x, C v) { x = v; }
+template <typename C, int N> DEV void assign(C (&x)[N], const C (&y)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = y[i];
+}
+template <typename C, int N, int M> DEV void assign(C (&x)[N][M], const C (&y)[N][M]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) assign(x[i], y[i]);
+}
+DEV void assign(float& x, float y) { x = y; }
+DEV void assign(double& x, double y) { x = y; }
+
+// Vectors: columns in runs side by side over `lanes` lanes.
+template <int RUN, int LANES> DEV constexpr int vector_slot(int j) { return j / RUN * (RUN * LANES) + j % RUN; }
+template <class Op, typename T> DEV T combine_lanes(T x) {
+#pragma unroll
+    for (int m = WARP / 2; m; m /= 2) x = Op::of(x, shuffle_xor(x, m));
+    return x;
+}
+
+// Element `at` along a dimension of `extent`; outside of it NaN, and no read.
+template <typename C, typename T> DEV C gather(const T* p, i64 at, i64 extent, i64 stride) {
+    return at >= 0 && at < extent ? (C)value(p[at * stride]) : (C)NOT_A_NUMBER;
 }

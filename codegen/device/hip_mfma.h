@@ -1,0 +1,140 @@
+// Fragments of the 16 × 16 × 16 matrix instructions of CDNA (64 lanes), and contractions made of them.
+//
+// A fragment is an array x[RS][CS]: a lane holds RS rows × CS columns of a warp's matrix; row slot i is row lane_row() +
+// slot_row(i), column slot j is column lane_column() + slot_column(j).  Elementwise code needs nothing else of the layout.
+//
+// The instruction is given the right operand as its rows: it makes the transposed product, of which a lane holds one of our rows, four
+// columns at a time, and that is the order in which it takes a left operand.  So results in registers are left operands as they
+// are.  Instructions go in pairs: row m of the first (second) is our column 2m (2m + 1), so that a lane holds eight adjacent columns,
+// and inner elements eight by eight: 16 bytes of shared memory at once, or pairs of columns.
+constexpr int FRAGMENT_ROWS = 16, FRAGMENT_COLUMNS = 32, FRAGMENT_INNER = 32;
+DEV int lane_row() { return lane_index() % 16; }
+DEV int lane_column() { return lane_index() / 16 * 8; }
+DEV constexpr int slot_row(int i) { return i * 16; }
+DEV constexpr int slot_column(int j) { return j / 8 * 32 + j % 8; }
+constexpr int COLUMN_RUN = 8;                                  // slots of adjacent columns
+// Of a tile's chunks.  A read of 16 bytes is served to lanes 0 … 3 with 20 … 23, 4 … 7 with 16 … 19 and so on, one of four bytes to 32
+// lanes: with this neither adjacent nor every second row, nor rows eight apart, meet in a bank.
+DEV constexpr int turn(int row) { return (row ^ row >> 1 & 4) & 7; }
+
+// Combine over the lanes that hold the same row (the same column); all of them get the result.
+template <class Op, typename T> DEV T combine_row(T x) {
+    x = Op::of(x, shuffle_xor(x, 16));
+    return Op::of(x, shuffle_xor(x, 32));
+}
+template <class Op, typename T> DEV T combine_column(T x) {
+    x = Op::of(x, shuffle_xor(x, 1));
+    x = Op::of(x, shuffle_xor(x, 2));
+    x = Op::of(x, shuffle_xor(x, 4));
+    return Op::of(x, shuffle_xor(x, 8));
+}
+DEV bool first_of_row() { return lane_index() < 16; }          // one lane of those that hold the same row
+DEV bool first_of_column() { return lane_index() % 16 == 0; }
+
+// ---- operands in shared memory, named by their tile: [rows][inner], [inner][rows], …
+// load(r, i, k): rows 16 i … (columns 32 i …) and inner elements 32 k …: of each row (column) that is a lane's, its eight inner elements.
+// element(i, k): row slot (column slot) i, inner element k.
+template <class Tile> struct RowsByInner {
+    typedef typename Tile::Element T;
+    Tile tile;
+    int row0;
+    u32 at;
+    MEMBER RowsByInner(Tile t, int row0) : tile(t), row0(row0), at(t.chunk(row0 + lane_row(), lane_index() / 16)) {}
+    MEMBER void load(u32 (&r)[4], int i, int k) const { load_chunk(r, Tile::step(at, 4 * k) + i * 16 * Tile::PITCH); }
+    MEMBER T element(int i, int k) const { return tile.get(row0 + lane_row() + slot_row(i), k); }
+};
+template <class Tile> struct InnerByRows {
+    typedef typename Tile::Element T;
+    Tile tile;
+    int row0;
+    MEMBER InnerByRows(Tile t, int row0) : tile(t), row0(row0) {}
+    MEMBER void load(u32 (&r)[4], int i, int k) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r[e] = bits(i, k, 2 * e) | bits(i, k, 2 * e + 1) << 16;
+    }
+    MEMBER u32 bits(int i, int k, int e) const { return load_shared<u16>(tile.place(k * 32 + lane_index() / 16 * 8 + e, row0 + i * 16 + lane_row())); }
+    MEMBER T element(int i, int k) const { return tile.get(k, row0 + lane_row() + slot_row(i)); }
+};
+template <class Tile> struct ColumnsByInner {
+    typedef typename Tile::Element T;
+    Tile tile;
+    int column0;
+    u32 at[2];
+    MEMBER ColumnsByInner(Tile t, int column0)
+        : tile(t), column0(column0),
+          at{t.chunk(column0 + lane_index() % 16 * 2, lane_index() / 16), t.chunk(column0 + lane_index() % 16 * 2 + 1, lane_index() / 16)} {}
+    MEMBER void load(u32 (&r)[2][4], int j, int k) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) load_chunk(r[h], Tile::step(at[h], 4 * k) + j * 32 * Tile::PITCH);
+    }
+    MEMBER T element(int j, int k) const { return tile.get(column0 + lane_column() + slot_column(j), k); }
+};
+template <class Tile> struct InnerByColumns {
+    typedef typename Tile::Element T;
+    Tile tile;
+    int column0;
+    u32 at[2];                                                 // of even and odd j
+    MEMBER InnerByColumns(Tile t, int column0)
+        : tile(t), column0(column0), at{t.place(lane_index() / 16 * 8, column0 + lane_index() % 16 * 2), t.place(lane_index() / 16 * 8, column0 + 32 + lane_index() % 16 * 2)} {}
+    MEMBER void load(u32 (&r)[2][4], int j, int k) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const u32 even = pair(j, k * 32 + 2 * e), odd = pair(j, k * 32 + 2 * e + 1);
+            r[0][e] = low_halves(even, odd);
+            r[1][e] = high_halves(even, odd);
+        }
+    }
+    MEMBER u32 pair(int j, int inner) const { return load_shared<u32>(Tile::below(at[j % 2], inner) + j / 2 * 128); }
+    MEMBER T element(int j, int k) const { return tile.get(k, column0 + lane_column() + slot_column(j)); }
+};
+
+// ---- left operands in registers
+// Fetched once from shared memory, used many times.
+template <typename Type, int MT, int KT> struct Held {
+    typedef Type T;
+    u32 r[MT][KT][4];
+    template <class From> MEMBER explicit Held(const From& from) {
+#pragma unroll
+        for (int i = 0; i < MT; ++i)
+#pragma unroll
+            for (int k = 0; k < KT; ++k) from.load(r[i][k], i, k);
+    }
+    MEMBER void load(u32 (&x)[4], int i, int k) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = r[i][k][e];
+    }
+};
+// A result fragment, rounded to T: it is already in the order that a left operand needs.
+template <typename Type, int RS, int CS> struct Rounded {
+    typedef Type T;
+    const float (&x)[RS][CS];
+    MEMBER void load(u32 (&r)[4], int i, int k) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) r[e] = pack(T{}, x[i][8 * k + 2 * e], x[i][8 * k + 2 * e + 1]);
+    }
+};
+template <typename T, int RS, int CS> DEV Rounded<T, RS, CS> rounded(const float (&x)[RS][CS]) { return {x}; }
+
+// acc += a · b over KT steps of 32 inner elements, on the matrix cores.
+template <int KT, int RS, int CS, class A, class B> DEV void contract(float (&acc)[RS][CS], const A& a, const B& b) {
+    static_assert(CS % 8 == 0, "columns of whole fragments");
+#pragma unroll
+    for (int k = 0; k < KT; ++k) {
+        u32 left[RS][4];
+#pragma unroll
+        for (int i = 0; i < RS; ++i) a.load(left[i], i, k);
+#pragma unroll
+        for (int j = 0; j < CS / 8; ++j) {
+            u32 right[2][4];
+            b.load(right, j, k);
+#pragma unroll
+            for (int s = 0; s < 4; s += 2)
+#pragma unroll
+                for (int i = 0; i < RS; ++i)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h)
+                        mfma_16x16x16(typename B::T{}, acc[i][8 * j + h], acc[i][8 * j + 2 + h], acc[i][8 * j + 4 + h], acc[i][8 * j + 6 + h],
+                                      right[h][s], right[h][s + 1], left[i][s], left[i][s + 1]);
+        }
+    }
+}
