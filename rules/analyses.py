@@ -80,7 +80,7 @@ AXES = [
     _rule("(nth i) (= s (free t)) (= a (set-get s i)) (leaf-of a k) (redaxis k)", "(dep k t)"),
     *(_rule(f"(dep k t) {_nary(n)} (= s (free e)) (= p (parts k)) (= 0 (set-length (set-intersect s p)))", "(set (indep k e) ())")
       for n in ("Add", "Mul")),
-    _rule('(= u (indep k e)) (= c (idxA ms e)) (= t (Add ms)) (> (multiset-length (unstable-multiset-filter-not (unstable-fn "indep" k) ms)) 0)',
+    _rule('(= u (indep k e)) (= c (idxA ms e)) (= t (Add ms)) (dep k t) (> (multiset-length (unstable-multiset-filter-not (unstable-fn "indep" k) ms)) 0)',
           "(set (partable k t) ())"),
     _rule(f"(= u (indep k t)) {_has('noinf', 't', 'w')}", "(set (cofactor k t) ())"),
     _rule(f"(= u (indep k t)) {_has('finite', 't', 'w')}", "(set (addend k t) ())"),

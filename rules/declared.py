@@ -41,7 +41,7 @@ NORMAL = [
     Rule("cancel-exponentials", "normal", "(mul (exp x) (exp (mul -1.0 x)) rest*)", "(mul rest*)", when="(finite x)", law="eˣ·e⁻ˣ = 1, x finite",
          numerics="needs finite", phase="norm", retire=True),
     Rule("cancel-guarded", "normal", "(mul g (recip g) y (recip z) rest*)", "(mul y (recip z) rest*)",
-         when="(regular m g) (vanish m y) (vanish m z)", phase="norm", numerics="needs finite",
+         when="(regular m g) (vanish m y) (vanish m z)", phase="norm", numerics="needs finite", retire=True,
          law="g/g·y/z = y/z: where the maximum m is finite g is finite and not 0; where it is −∞ both sides are NaN through y/z = 0/0"),
     Rule("where-same", "normal", "(where c x x)", "x", law="both branches alike", phase="norm", retire=True),
     Rule("double-reciprocal", "normal", "(recip (recip x))", "x", law="1/(1/x) = x", phase="norm"),
@@ -56,11 +56,11 @@ ALGEBRA = [
     Rule("reciprocal-of-product", "associativity", "(recip (mul ms*))", "(mul (map (recip _) ms*))", law="1/(ab) = (1/a)(1/b)", numerics="reassociates"),
     Rule("distribute-number", "distributivity", "(mul (num v) (add as*))", "(add (map (mul (num v) _) as*))",
          when="(!= v inf) (!= v -inf) (!= v 0.0)", law="v(a+b) = va+vb for a constant v", numerics="reassociates", phase="sums"),
-    Rule("distribute-to-part", "distributivity", "(mul (add as*) rest*)", "(add (mul rest* (add in*)) (mul rest* (add out*)))",
-         when="(all (noinf) rest*)", guard="(redaxis k) (part as* (indep k) out* in*) (some out*) (some in*) (all (indep k) rest*)",
+    Rule("distribute-to-part", "distributivity", "(mul (as y (add as*)) rest*)", "(add (mul rest* (add in*)) (mul rest* (add out*)))",
+         when="(all (noinf) rest*)", guard="(redaxis k) (dep k y) (part as* (indep k) out* in*) (some out*) (some in*) (all (indep k) rest*)",
          law="c(a+b) = ca+cb, c not infinite: to part what does not vary along k", numerics="reassociates", phase="sums"),
-    Rule("exp-of-parted-sum", "exponentials", "(exp (add as*))", "(mul (exp (add out*)) (exp (add in*)))",
-         guard="(redaxis k) (part as* (indep k) out* in*) (some out*) (some in*) (none (partable k) in*)", law="exp(a+b) = exp a · exp b", numerics="needs bound"),
+    Rule("exp-of-parted-sum", "exponentials", "(exp (as y (add as*)))", "(mul (exp (add out*)) (exp (add in*)))",
+         guard="(redaxis k) (dep k y) (part as* (indep k) out* in*) (some out*) (some in*) (none (partable k) in*)", law="exp(a+b) = exp a · exp b", numerics="needs bound"),
     Rule("log-of-exp-product", "exponentials", "(log (mul (exp x) rest*))", "(add x (log (mul rest*)))", when="(finite x)",
          guard="(some rest*)", law="log(eˣ·y) = x + log y", numerics="reassociates"),
     Rule("log-of-exp", "exponentials", "(log (exp x))", "x", law="log eˣ = x"),
@@ -94,8 +94,8 @@ REDUCTIONS = [
 
 # ---------------------------------------------------------------- masks
 MASKS = [
-    Rule("mask-shift-out", "masks", "(where c (add as*) -inf)", "(add out* (where c (add in*) -inf))", when="(part as* (addend k) out* in*)",
-         guard="(redaxis k) (some out*) (some in*)", law="where(c, x+y, −∞) = x + where(c, y, −∞), x finite", numerics="needs finite", phase="sums"),
+    Rule("mask-shift-out", "masks", "(where c (as y (add as*)) -inf)", "(add out* (where c (add in*) -inf))", when="(part as* (addend k) out* in*)",
+         guard="(redaxis k) (dep k y) (some out*) (some in*)", law="where(c, x+y, −∞) = x + where(c, y, −∞), x finite", numerics="needs finite", phase="sums"),
     Rule("additive-mask", "masks", "(add (where c 0.0 -inf) rest*)", "(where c (add rest*) -inf)", when="(all (masked) rest*)",
          law="x + where(c, 0, −∞) = where(c, x, −∞), x finite or −∞", phase="sums"),
     Rule("additive-mask-else", "masks", "(add (where c -inf 0.0) rest*)", "(where c -inf (add rest*))", when="(all (masked) rest*)",
@@ -139,7 +139,7 @@ SPLITS = [
 
 # ---------------------------------------------------------------- only where merges are derived: full distribution
 EXPAND = [
-    Rule("group-sum", "associativity", "(add as*)", "(add (add in*) (add out*))", guard="(redaxis k) (part as* (indep k) out* in*) (some out*) (fewer out* 4) (some in*)",
+    Rule("group-sum", "associativity", "(as y (add as*))", "(add (add in*) (add out*))", guard="(redaxis k) (dep k y) (part as* (indep k) out* in*) (some out*) (fewer out* 4) (some in*)",
          law="a+b+c = (a+b)+c: apart what does not vary along k", numerics="reassociates", phase="expand"),
     Rule("distribute", "distributivity", "(mul (add x y) rest*)", "(add (mul x rest*) (mul y rest*))", when="(all (noinf) rest*)", guard="(some rest*)",
          law="c(a+b) = ca+cb, c not infinite", numerics="reassociates", phase="expand"),

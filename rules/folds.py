@@ -364,7 +364,7 @@ class Finder:
         hole = {var(f"{x}{p}"): var(f"s{p}") for p in same for x in "rR"}
         e = repair.simplified(substitute(e, hole))
         values = {var(f"s{p}"): m[var(f"R{p}")] for p in same}
-        return repair.simplified(substitute(e, values | m))
+        return substitute(e, values | m)                    # unsimplified: M − M is NaN where M = −∞, as it must be
 
     def _satisfied(self, what: str, pivot: Pivot | None) -> bool:
         """Does every value that a part may take for the pivot satisfy a domain condition?"""

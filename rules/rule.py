@@ -25,6 +25,7 @@ Conditions, all monotone facts:
     (lz x v)  (hz x v)         v is the strict lower (upper) bound of x
     (> v 0.0)  (!= v w)  …     on numbers
     (redaxis k)                some reduction runs over k;  (splittable k o i): k may be split into o and i
+    (dep k x)                  x varies along k
     (cheaper (v…) (w…))        Σv < Σw, where (vol x y* … - k) is the number of elements of a tensor with the axes of all these
                                but k: multiply-adds of a contraction
 
@@ -44,7 +45,7 @@ Sexpr = str | list
 
 FACTS = ("finite", "noinf", "masked", "nonzero", "any")                 # any: only in weakened rules, for tests
 RELATIVE = ("indep", "cofactor", "addend", "partable", "regular", "vanish")           # facts about a term and an axis or another term
-RELATIONS = ("redaxis", "splittable")
+RELATIONS = ("redaxis", "splittable", "dep")
 COMPARISONS = ("<", ">", "<=", ">=", "!=", "=")
 NUMERICS = ("exact", "reassociates", "needs bound", "needs finite")
 _RED = {"sum": '"+"', "max": '"max"', "min": '"min"', "prod": '"*"'}
