@@ -179,6 +179,7 @@ class _Lowering:
         self.count = 0
         self.vanish_memo: dict = {}
         self.reads: dict[str, None] = {}
+        self.limits = self.ragged_ends()
 
     # ---- axes
     def walked(self, axis: str) -> frozenset[str]:
@@ -205,23 +206,36 @@ class _Lowering:
     def globally(self, ix: Affine) -> Affine:
         return ix.substitute({a: self.position(a) for a in ix.axes})
 
-    def limits(self) -> dict[str, Affine]:
-        out = {}
+    def ragged_ends(self) -> dict[str, Affine]:
+        """What elements of each axis exist, where not all of every tile do."""
+        out: dict[str, Affine] = {}
         for a, x in self.k.axes.items():
-            if a.endswith(".i"):
-                whole = a[:-2]
-                if T.outer(whole) not in self.k.axes:
-                    raise LoweringError(f"{a} without {T.outer(whole)} in {self.k.name}")
-                if self.k.extents[T.outer(whole)] * x.extent != self.k.extents[whole] or x.extent % x.tile:
-                    out[a] = Affine(self.k.extents[whole] - 1).plus(self.position(whole), -1)
-                if x.extent % x.tile:  # a tile must not run into the next block either
-                    out[a + "|"] = Affine(x.extent - 1).plus(T.axis_index(a), -1)
-            elif x.extent % x.tile:
+            if x.extent % max(1, x.tile):
+                if a.endswith(".i"):
+                    raise LoweringError(f"the tile of {a} must divide its block in {self.k.name}")
                 out[a] = Affine(x.extent - 1).plus(T.axis_index(a), -1)
-        for a in list(out):
-            if a.endswith("|"):
-                raise LoweringError(f"the tile of {a[:-1]} must divide its extent")
+        parts = set()  # what the kernel walks of split axes, and the parts that those belong to
+        for a in self.k.axes:
+            while "." in a:
+                parts.add(a)
+                a = a.rpartition(".")[0]
+        for whole in sorted({a[:-2] for a in parts if a.endswith(".i")}):
+            o, i = T.outer(whole), T.inner(whole)
+            if o not in parts:
+                raise LoweringError(f"{i} without {o} in {self.k.name}")
+            if self.k.extents[o] * self.k.extents[i] == self.k.extents[whole]:
+                continue
+            if i not in self.k.axes:
+                raise LoweringError(f"{i} is split again in {self.k.name}, and the blocks of {whole} do not divide it")
+            out[i] = Affine(self.k.extents[whole] - 1).plus(self.position(whole), -1)
         return out
+
+    def existence(self, axis: str, here: Path) -> frozenset[str]:
+        """Other axes that say which elements of `axis` exist."""
+        others = frozenset(self.limits[axis].axes) - {axis} if axis in self.limits else frozenset()
+        if not others & self.streamed <= {a for a, _ in here}:
+            raise LoweringError(f"what exists of {axis} depends on {sorted(others)}, outside of its loops in {self.k.name}")
+        return others
 
     # ---- where things live
     def place(self, free: frozenset[str], ctx: Path) -> Path:
@@ -285,17 +299,29 @@ class _Lowering:
             seen.add((t, p))
             here = p
             if self.is_streamed(t):
+                if t.attr[-1] in {a for a, _ in p}:  # type: ignore[index]
+                    raise LoweringError(f"a reduction over {t.attr[-1]} is needed inside a loop over it in {self.k.name}")  # type: ignore[index]
                 here = (*p, (t.attr[-1], self.below(t)[t]))  # type: ignore[index]
                 self.members.setdefault(here, {})[t] = None
             stack.extend((a, here) for a in reversed(self.operands(t)))
+
+    def nest(self, s: object) -> Path:
+        """Loops around a streamed store: behind all reductions that it needs, each at its place.  Axes along which something is also reduced
+        go innermost."""
+        term, index = s.term, s.index  # type: ignore[attr-defined]
+        streamed = self.axes(frozenset(a for ix in index for a in ix.axes) | term.free) & self.streamed
+        below = self.below(term)
+        reduced = {r.attr[-1] for r in below}  # type: ignore[index]
+        ctx: Path = ()
+        for a in sorted((a for a in self.k.axes if a in streamed), key=lambda a: a in reduced):
+            ctx = (*ctx, (a, 1 + self.deepest(below, frozenset(b for b, _ in ctx))))
+        return ctx
 
     # ---- emission
     def run(self) -> TileProgram:
         top: list[object] = []
         for s in self.k.stores:
-            streamed = self.axes(frozenset(a for ix in s.index for a in ix.axes) | s.term.free) & self.streamed
-            depth = 1 + max((d for r, d in self.below(s.term).items() if not self.axes(r.free) & self.streamed), default=0)
-            ctx = tuple((a, depth) for a in self.k.axes if a in streamed)
+            ctx = self.nest(s)
             for n in range(1, len(ctx)):
                 self.members.setdefault(ctx[:n], {})[ctx[: n + 1]] = None
             if ctx:
@@ -309,7 +335,7 @@ class _Lowering:
             self.k.name,
             dict(self.k.axes),
             dict(self.k.extents),
-            self.limits(),
+            self.limits,
             live(self.blocks[()], set()),
             tuple(bufs[b] for b in self.reads),
             tuple(bufs[b] for b in dict.fromkeys(s.buffer for s in self.k.stores)),
@@ -350,8 +376,11 @@ class _Lowering:
 
     def map(self, p: Path, fn: str, args: Iterable[Value], role: str = "") -> Value:
         args = tuple(args)
-        axes = frozenset().union(*[a.axes for a in args])
-        return self.emit(p, Map(self.new(axes, fn in T.PREDICATES), fn, args, role))
+        key = (("map", fn, args), p)
+        if key not in self.values:
+            axes = frozenset().union(*[a.axes for a in args])
+            self.values[key] = self.emit(p, Map(self.new(axes, fn in T.PREDICATES), fn, args, role))
+        return self.values[key]
 
     def compute(self, t: Term, p: Path) -> Value:
         match t.op:
@@ -446,27 +475,39 @@ class _Lowering:
             return _FoldState(self, t, here, carries).component()
         op, axis = t.attr  # type: ignore[misc]
         out = self.axes(t.free)
+        if not T.depends(t.args[0].free, axis):
+            out |= self.existence(axis, here)
         c = None if carries is None else self.carry(carries, t, out, IDENTITY[op], "sum", op)
-        nxt = self.total(op, axis, t.args[0], here, out, c and c.phi)
+        nxt = self.total(op, axis, t.args[0], here, c and c.phi)
         if c is None or carries is None:
             return nxt
         carries[t] = Carry(c.init, c.phi, nxt, c.out, c.kind, op)
         return c.out
 
-    def total(self, op: str, axis: str, body: Term, here: Path, out: frozenset[str], acc: Value | None) -> Value:
-        """⊕ over one tile of `axis`, and over whole axes summed right inside."""
+    def total(self, op: str, axis: str, body: Term, here: Path, acc: Value | None) -> Value:
+        """acc ⊕ the reduction over one tile of `axis`, and over whole axes summed right inside."""
         axes = [axis]
         while op == "+" and body.op == "red" and body.attr[0] == "+" and not self.is_streamed(body):  # type: ignore[index]
             axes.append(body.attr[1])  # type: ignore[index]
             body = body.args[0]
         if op == "+" and body.op == "mul":
-            return self.contraction(axes, [self.value(a, here) for a in body.args], here, out, acc)
-        return self.emit(here, Reduce(self.new(out), op, tuple(axes), self.value(body, here), acc))
+            return self.contraction(axes, [self.value(a, here) for a in body.args], here, acc)
+        return self.reduce(op, axes, self.value(body, here), here, acc)
 
-    def contraction(
-        self, axes: list[str], args: list[Value], here: Path, out: frozenset[str], acc: Value | None, role: str = ""
-    ) -> Value:
-        """Σ over axes of a product: factors gather around the widest one, the rest is the other operand."""
+    def reduce(self, op: str, axes: list[str], x: Value, here: Path, acc: Value | None, role: str = "") -> Value:
+        for a in axes:
+            x = self.along(x, a, here)
+        out = frozenset(x.axes) - set(axes)
+        if acc is None or frozenset(acc.axes) <= out:
+            return self.emit(here, Reduce(self.new(out), op, tuple(axes), x, acc, role))
+        part = self.emit(here, Reduce(self.new(out), op, tuple(axes), x, None, role))
+        return self.map(here, {"+": "add", "*": "mul"}.get(op, op), (acc, part))
+
+    def contraction(self, axes: list[str], args: list[Value], here: Path, acc: Value | None, role: str = "") -> Value:
+        """acc + Σ over axes of a product: factors gather around the widest one, the rest is the other operand."""
+        missing = [a for a in axes if not any(a in v.axes for v in args)]
+        for a in missing:
+            args = [self.along(args[0], a, here), *args[1:]]
         wide = max(args, key=lambda v: len(v.axes))
         left = [v for v in args if set(v.axes) <= set(wide.axes)]
         right = [v for v in args if v not in left]
@@ -475,20 +516,30 @@ class _Lowering:
             rest.remove(wide)
             left, right = [wide], rest
         a, b = (vs[0] if len(vs) == 1 else self.map(here, "mul", vs) for vs in (left, right))
-        if not set(axes) <= set(a.axes) | set(b.axes):
-            raise LoweringError(f"a sum over {axes} of what does not depend on it")
-        return self.emit(here, Contract(self.new(out), tuple(axes), a, b, acc, role))
+        out = ({*a.axes} | {*b.axes}) - set(axes)
+        if acc is None or set(acc.axes) <= out:
+            return self.emit(here, Contract(self.new(out), tuple(axes), a, b, acc, role))
+        return self.map(here, "add", (acc, self.emit(here, Contract(self.new(out), tuple(axes), a, b, None, role))))
 
-    def weighted_sum(self, axis: str, w: Value | None, x: Term, here: Path, out: frozenset[str], acc: Value | None) -> Value:
+    def along(self, x: Value, axis: str, here: Path) -> Value:
+        """The value with `axis`, along which it may be constant: then a reduction over it counts the elements that exist."""
+        if axis in x.axes:
+            return x
+        position = self.limits.get(axis, T.axis_index(axis))  # whether an element exists may depend on other axes
+        key = (("along", position), here)
+        if key not in self.values:
+            ramp = self.emit(here, Iota(self.new(position.axes), position))
+            self.values[key] = self.map(here, "mul", (self.const(0.0), ramp))
+        return self.map(here, "add", (x, self.values[key]))
+
+    def weighted_sum(self, axis: str, w: Value | None, x: Term, here: Path, acc: Value | None) -> Value:
         """acc + Σ over the tile of w·x."""
-        if T.is_num(x, 1.0) and w is not None:
-            if axis not in w.axes:
-                raise LoweringError("a weight that does not vary along its axis")
-            return self.emit(here, Reduce(self.new(out), "+", (axis,), w, acc))
         if w is None:
-            return self.total("+", axis, x, here, out, acc)
+            return self.total("+", axis, x, here, acc)
+        if T.is_num(x, 1.0):
+            return self.reduce("+", [axis], w, here, acc)
         factors = [self.value(a, here) for a in (x.args if x.op == "mul" else (x,))]
-        return self.contraction([axis], [w, *factors], here, out, acc, "absorb")
+        return self.contraction([axis], [w, *factors], here, acc, "absorb")
 
 
 def live(body: Iterable[Stmt], used: set[int]) -> tuple[Stmt, ...]:
@@ -580,7 +631,7 @@ class _FoldState:
     def axes(self, kind: str, i: int) -> frozenset[str]:
         ps, xs = self.h.needed(i if kind == "p" else self.n + i, self.zero)
         free = frozenset().union(*[self.singles[p].free for p in ps], *[self.singles[self.n + j].free for j in xs])
-        return self.low.axes(T.without(T.normalise(free), self.axis))
+        return self.low.axes(T.without(T.normalise(free), self.axis)) | self.low.existence(self.axis, self.here)
 
     def advance(self, kind: str, i: int) -> None:
         low, key = self.low, self.key(kind, i)
@@ -595,40 +646,37 @@ class _FoldState:
         axes = self.axes(kind, i)
         c = None
         if self.carries is not None:
-            init = IDENTITY[pivot] if isinstance(pivot, str) else 0.0
-            c = low.carry(
-                self.carries,
-                key,
-                axes,
-                init,
-                "pivot" if kind == "p" else "linear",
-                pivot if isinstance(pivot, str) else "+",
-            )
+            init, op = (IDENTITY[pivot], pivot) if isinstance(pivot, str) else (0.0, "+")
+            if key not in self.carries:  # else a component that moves with this one has asked for it
+                low.carry(self.carries, key, axes, init, "pivot" if kind == "p" else "linear", op)
+            c = self.carries[key]
         self.old[what] = c and c.phi
-        nxt = self.advance_pivot(i, axes) if kind == "p" else self.advance_linear(i, axes)
+        nxt = self.advance_pivot(i) if kind == "p" else self.advance_linear(i)
         self.new[what] = low.values[memo] = nxt
         if c is not None and self.carries is not None:
             self.carries[key] = Carry(c.init, c.phi, nxt, c.out, c.kind, c.op)
             self.after[what] = c.out
 
-    def advance_pivot(self, i: int, axes: frozenset[str]) -> Value:
+    def advance_pivot(self, i: int) -> Value:
         low, here, pivot = self.low, self.here, self.h.pivots[i]
         old = self.old["p", i]
         if isinstance(pivot, str):
-            return low.emit(here, Reduce(low.new(axes), pivot, (self.axis,), low.value(self.singles[i], here), old, "pivot"))
+            return low.reduce(pivot, [self.axis], low.value(self.singles[i], here), here, old, "pivot")
         if pivot[0] == "fn":
             return self.expression(pivot[1], {f"y{j}": v for (k, j), v in self.new.items() if k == "x"}, "pivot")
         # R = r + (tile's weighted sum of (m − r)) / new count: differences from the old mean, never raw sums
         m, j = low.value(self.singles[i], here), pivot[1]
-        n_new = self.new["x", j]
-        w = self.contribution(j)
-        ones = w is None
-        if old is None:  # the whole axis at once: two passes over the tile
-            s = self.sum_of_product(m, w, axes)
-            return self.ratio(s, n_new)
-        d = low.map(here, "sub", (m, old))
-        s = self.sum_of_product(d, None if ones else w, axes)
-        return low.map(here, "add", (old, self.ratio(s, n_new)), "pivot")
+        w, n_new = self.contribution(j), self.new["x", j]
+        if old is None:
+            return self.ratio(self.weighted(m, w), n_new)
+        step = self.ratio(self.weighted(low.map(here, "sub", (m, old)), w), n_new)
+        return low.map(here, "add", (old, step), "pivot")
+
+    def weighted(self, m: Value, w: Value | None) -> Value:
+        """Σ over the tile of w·m."""
+        if w is None:
+            return self.low.reduce("+", [self.axis], m, self.here, None)
+        return self.low.contraction([self.axis], [w, m], self.here, None)
 
     def contribution(self, j: int) -> Value | None:
         """Count component j on each element, at the new pivots (None: 1)."""
@@ -642,13 +690,6 @@ class _FoldState:
         w = self.coefficient(e, None)
         return w if T.is_num(x, 1.0) else low.map(here, "mul", (w, low.value(x, here)))
 
-    def sum_of_product(self, m: Value, w: Value | None, axes: frozenset[str]) -> Value:
-        low, here = self.low, self.here
-        x = m if w is None else low.map(here, "mul", (m, w))
-        if self.axis not in x.axes:
-            raise LoweringError("the mean of what does not vary along its axis")
-        return low.emit(here, Reduce(low.new(a for a in x.axes if a != self.axis), "+", (self.axis,), x))
-
     def ratio(self, s: Value, n: Value) -> Value:
         """s / n, and 0 where nothing was counted."""
         low, here = self.low, self.here
@@ -656,36 +697,24 @@ class _FoldState:
         q = low.map(here, "mul", (s, low.map(here, "recip", (n,))))
         return low.map(here, "where", (low.map(here, "eq", (n, zero)), zero, q))
 
-    def advance_linear(self, i: int, axes: frozenset[str]) -> Value:
+    def advance_linear(self, i: int) -> Value:
         low, here = self.low, self.here
         acc: Value | None = None
         if self.carries is not None:  # the old state at the new pivots
             parts = []
             for j, e in self.row(i):
                 old = self.old.get(("x", j)) or self.carry_of(j)
-                if T.is_num(e, 1.0):
-                    parts.append(old)
-                else:
-                    parts.append(low.map(here, "mul", (self.coefficient(e, "old"), old), "rescale"))
+                parts.append(old if T.is_num(e, 1.0) else low.map(here, "mul", (self.coefficient(e, "old"), old), "rescale"))
             acc = parts[0] if len(parts) == 1 else low.map(here, "add", parts, "rescale")
-        terms = [(j, e) for j, e in self.row(i) if not self.zero(j)]
-        for j, e in terms:
+        for j, e in self.row(i):
             x = self.singles[self.n + j]
+            if self.zero(j):
+                continue
             if T.is_num(e):
-                x = x if T.is_num(e, 1.0) else T.mul(float(e.attr), x)  # type: ignore[arg-type]
-                acc = low.weighted_sum(
-                    self.axis,
-                    None if not T.is_num(x) else self.ones(x),
-                    T.num(1.0) if T.is_num(x) else x,
-                    here,
-                    axes,
-                    acc,
-                )
+                acc = low.total("+", self.axis, x if T.is_num(e, 1.0) else T.mul(e, x), here, acc)
             else:
-                acc = low.weighted_sum(self.axis, self.coefficient(e, None), x, here, axes, acc)
-        if acc is None:
-            return low.const(0.0)
-        return acc
+                acc = low.weighted_sum(self.axis, self.coefficient(e, None, merges=not self.zero(i)), x, here, acc)
+        return low.const(0.0) if acc is None else acc
 
     def carry_of(self, j: int) -> Value:
         """The old value of a component that has not been advanced yet."""
@@ -696,68 +725,47 @@ class _FoldState:
             self.low.carry(self.carries, key, self.axes("x", j), 0.0, "linear")
         return self.carries[key].phi
 
-    def ones(self, x: Term) -> Value:
-        """A constant along the axis, so that a sum over it counts the elements that exist."""
-        low, here = self.low, self.here
-        z = low.map(here, "mul", (low.const(0.0), low.emit(here, Iota(low.new([self.axis]), T.axis_index(self.axis)))))
-        return low.map(here, "add", (z, low.value(x, here)))
-
     # ---- coefficients
     def expression(self, e: Term, at: dict[str, Value], role: str) -> Value:
+        """The value of a term over variables.  (Equal parts of several coefficients are one value: `_Lowering.map` sees to it.)"""
         low, here = self.low, self.here
         out: dict[Term, Value] = {}
         for t in T.postorder([e]):
-            if t.op == "var":
-                out[t] = at[str(t.attr)]
-            elif t.op == "num":
-                out[t] = low.const(t.attr)  # type: ignore[arg-type]
-            elif (
-                t.op == "add"
-                and (pm := [(a, negated(a)) for a in t.args])
-                and len(pm) == 2
-                and (pm[0][1] is None) != (pm[1][1] is None)
-            ):
-                plus, minus = (pm[0][0], pm[1][1]) if pm[1][1] is not None else (pm[1][0], pm[0][1])
-                out[t] = low.map(here, "sub", (out[plus], out[minus]))  # type: ignore[index]
-            elif negated(t) is not None and t is not e:
-                out[t] = out[t.args[0]]  # only read through the subtraction above, or below
-                out[t] = low.map(here, "mul", [out[a] for a in t.args])
-            else:
-                out[t] = low.map(
-                    here,
-                    str(t.attr) if t.op in ("un", "bi") else t.op,
-                    [out[a] for a in t.args],
-                    role if t is e else "",
-                )
+            mine = role if t is e else ""
+            match t.op:
+                case "var":
+                    out[t] = at[str(t.attr)]
+                case "num":
+                    out[t] = low.const(t.attr)  # type: ignore[arg-type]
+                case "add" if (ab := difference(t)) is not None:
+                    out[t] = low.map(here, "sub", (out[ab[0]], out[ab[1]]), mine)
+                case _:
+                    fn = str(t.attr) if t.op in ("un", "bi") else t.op
+                    out[t] = low.map(here, fn, [out[a] for a in t.args], mine)
         return out[e]
 
-    def coefficient(self, e: Term, side: str | None) -> Value:
-        """A(r, R): r the old pivots (side "old") or the singletons of each element (None); 0 where a max/min pivot r is at its identity."""
+    def coefficient(self, e: Term, side: str | None, merges: bool = False) -> Value:
+        """A(r, R): r the old pivots (side "old") or the singletons of each element (None); 0 where a max/min pivot r is at its identity.
+        merges: elements are states themselves, which may be empty."""
         low, here = self.low, self.here
-        memo = (("coef", e, side, tuple(self.key("p", int(v[1:])) for v in T.variables(e))), here)
-        if memo in low.values:
-            return low.values[memo]
-        at, guards = {}, []
         names = T.variables(e)
         order = [p for p in range(self.n) if f"r{p}" in names and isinstance(self.h.pivots[p], str)]
-        safe = vanishes_at_identity(e, tuple((p, str(self.h.pivots[p])) for p in order))
+        derived = any(is_fn(self.h.pivots[int(v[1:])]) for v in names)  # its value is free where nothing counts yet
+        safe = not derived and vanishes_at_identity(e, tuple((p, str(self.h.pivots[p])) for p in order))
+        at, guards = {}, []
         for v in names:
             p = int(v[1:])
-            if v[0] == "r":
-                at[v] = self.old_pivot(p) if side == "old" else low.value(self.singles[p], here)
-                if p in order and not safe:
-                    guards.append((at[v], IDENTITY[str(self.h.pivots[p])]))
-            else:
-                at[v] = self.safe_pivot(p) if safe and p in order else self.new["p", p]
-        out = self.expression(e, at, "weight" if side is None else "rescale")
+            if v[0] == "R":
+                at[v] = self.safe_pivot(p) if safe and p in order else self.defined(p, self.new["p", p])
+                continue
+            r = self.old_pivot(p) if side == "old" else low.value(self.singles[p], here)
+            at[v] = self.defined(p, r) if side == "old" or merges else r
+            if p in order and not safe:
+                guards.append((at[v], IDENTITY[str(self.h.pivots[p])]))
+        role = "weight" if side is None else "rescale"
+        out = self.expression(e, at, role)
         for r, identity in guards:
-            out = low.map(
-                here,
-                "where",
-                (low.map(here, "eq", (r, low.const(identity))), low.const(0.0), out),
-                "weight" if side is None else "rescale",
-            )
-        low.values[memo] = out
+            out = low.map(here, "where", (low.map(here, "eq", (r, low.const(identity))), low.const(0.0), out), role)
         return out
 
     def old_pivot(self, p: int) -> Value:
@@ -766,15 +774,27 @@ class _FoldState:
             raise LoweringError("no carried pivot")
         return v
 
+    def defined(self, p: int, v: Value) -> Value:
+        """A pivot that is a function of components is NaN as long as they are 0: any other value serves then, if it serves everywhere."""
+        if not is_fn(self.h.pivots[p]):
+            return v
+        return self.low.map(self.here, "where", (self.low.map(self.here, "isnan", (v,)), self.low.const(0.0), v), "pivot")
+
     def safe_pivot(self, p: int) -> Value:
         """The new pivot with its identity replaced by 0: then exp(r − R) is 0, not NaN, for r at the identity."""
-        low = self.low
-        memo = (("safe", self.key("p", p)), self.here)
-        if memo not in low.values:
-            R = self.new["p", p]
-            hit = low.map(self.here, "eq", (R, low.const(IDENTITY[str(self.h.pivots[p])])))
-            low.values[memo] = low.map(self.here, "where", (hit, low.const(0.0), R), "pivot")
-        return low.values[memo]
+        low, R = self.low, self.new["p", p]
+        hit = low.map(self.here, "eq", (R, low.const(IDENTITY[str(self.h.pivots[p])])))
+        return low.map(self.here, "where", (hit, low.const(0.0), R), "pivot")
+
+
+def difference(t: Term) -> tuple[Term, Term] | None:
+    """(a, b) if the term is a + (−1)·b."""
+    if len(t.args) != 2:
+        return None
+    for a, b in (t.args, t.args[::-1]):
+        if (m := negated(b)) is not None and negated(a) is None:
+            return a, m
+    return None
 
 
 def vanishes_at_identity(e: Term, pivots: tuple[tuple[int, str], ...]) -> bool:

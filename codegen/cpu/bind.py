@@ -390,10 +390,10 @@ class Scope:
         ]
         fn = FUNCTIONS[s.fn]
         if len(args) <= 2:
-            return [self.invoke(fn, *args, dest, **kw)]
+            return [self.invoke(fn, *args, out=dest, **kw)]
         args.sort(key=lambda x: not self.same(x, dest))  # what lies in the result's place must be read first
-        steps = [self.invoke(fn, args[0], args[1], dest, **kw)]
-        return steps + [self.invoke(fn, dest, x, dest, **kw) for x in args[2:]]
+        steps = [self.invoke(fn, args[0], args[1], out=dest, **kw)]
+        return steps + [self.invoke(fn, dest, x, out=dest, **kw) for x in args[2:]]
 
     @staticmethod
     def same(x: Any, dest: Any) -> bool:
@@ -453,7 +453,7 @@ class Scope:
         op = "+" if isinstance(s, Contract) else s.op
         acc = self.constant(self.homes[s.acc.id].value, out.dtype) if self.homes[s.acc.id].kind == "const" else self.tensor(s.acc)
         dims = h.dims
-        step = self.invoke(REDUCERS[op], acc.aligned(dims), part.aligned(dims), out.aligned(dims), dtype=out.dtype)
+        step = self.invoke(REDUCERS[op], acc.aligned(dims), part.aligned(dims), out=out.aligned(dims), dtype=out.dtype)
         return part, [step]
 
     def reduce(self, s: Reduce) -> list[Step]:
@@ -478,7 +478,7 @@ class Scope:
             steps = contraction(self.frame.registers, part, arg, unit, (dims[axes[0]],))
             if len(steps) == 1:
                 return [*steps, *then]
-        step = self.invoke(REDUCERS[s.op].reduce, arg.aligned(dims), axes, part.dtype, dest)
+        step = self.invoke(REDUCERS[s.op].reduce, arg.aligned(dims), axes, part.dtype, out=dest)
         return [step, *then]
 
     def contract(self, s: Contract) -> list[Step]:
@@ -488,7 +488,7 @@ class Scope:
         if not summed:
             dims = tuple(part.dims)
             kw = {"dtype": part.dtype}
-            return [self.invoke(np.multiply, a.aligned(dims), b.aligned(dims), part.aligned(dims), **kw), *then]
+            return [self.invoke(np.multiply, a.aligned(dims), b.aligned(dims), out=part.aligned(dims), **kw), *then]
         return [*contraction(self.frame.registers, part, a, b, summed), *then]
 
     # ---- loops

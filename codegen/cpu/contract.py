@@ -36,8 +36,19 @@ class Tensor:
 
 
 def invoke(regs: list, fn: Callable[..., Any], *args: Any, **kw: Any) -> Step:
-    """The call with registers read when it happens."""
+    """The call with registers (among the arguments, or `out`) read when it happens."""
     moving = tuple((n, a.index) for n, a in enumerate(args) if isinstance(a, Reg))
+    out = kw.get("out")
+    if isinstance(out, Reg):
+        fixed = {k: v for k, v in kw.items() if k != "out"}
+
+        def into_register() -> None:
+            now = list(args)
+            for n, j in moving:
+                now[n] = regs[j]
+            fn(*now, out=regs[out.index], **fixed)
+
+        return into_register
     if not moving:
         return partial(fn, *args, **kw)
 
@@ -145,15 +156,12 @@ def contraction(regs: list, out: Tensor, a: Tensor, b: Tensor, summed: tuple[str
         d = list(range(len(shape)))
         x, y, z = len(d), len(d) + 1, len(d) + 2
         O = view(out, 2, o_rows, o_cols)
-        steps.append(invoke(regs, _einsum, O, A, [*d, x, z], B, [*d, z, y], [*d, x, y]))
+        steps.append(invoke(regs, np.einsum, A, [*d, x, z], B, [*d, z, y], [*d, x, y], out=O))
     elif is_matrix(o_rows, o_cols, item):
-        steps.append(invoke(regs, np.matmul, A, B, view(out, 2, o_rows, o_cols)))
+        steps.append(invoke(regs, np.matmul, A, B, out=view(out, 2, o_rows, o_cols)))
     else:
         temp = np.empty((*shape, M[0], N[0]), out.dtype)
         O = out.make((*shape, M[0], N[0]), (*(s[2] for _, s in batch), M[1][0], N[1][0]))
-        steps += [invoke(regs, np.matmul, A, B, temp), invoke(regs, np.copyto, O, temp)]
+        steps += [invoke(regs, np.matmul, A, B, out=temp), invoke(regs, np.copyto, O, temp)]
     return steps
 
-
-def _einsum(out: np.ndarray, *operands: Any) -> None:
-    np.einsum(*operands, out=out)

@@ -1,4 +1,4 @@
-"""NumPy implementations of the elementwise functions: f(*args, out) writes into `out`, which may be one of the arguments."""
+"""NumPy implementations of the elementwise functions: f(*args, out=…) writes into `out`, which may be one of the arguments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ...terms import BINARY, PREDICATES, UNARY
 Array = Any  # np.ndarray, or a NumPy scalar where an argument is a constant
 
 
-def rsqrt(x: Array, out: np.ndarray, **kw: Any) -> None:
-    np.sqrt(x, out, **kw)
-    np.reciprocal(out, out)
+def rsqrt(x: Array, *, out: np.ndarray, **kw: Any) -> None:
+    np.sqrt(x, out=out, **kw)
+    np.reciprocal(out, out=out)
 
 
 def _horner(x: np.ndarray, coefficients: tuple[float, ...]) -> np.ndarray:
     """Polynomial with the coefficient of the highest power first."""
     y = np.full_like(x, coefficients[0])
     for c in coefficients[1:]:
-        np.multiply(y, x, y)
-        np.add(y, x.dtype.type(c), y)
+        np.multiply(y, x, out=y)
+        np.add(y, x.dtype.type(c), out=y)
     return y
 
 
@@ -65,19 +65,21 @@ _D = (
 )
 
 
-def erf(x: Array, out: np.ndarray, **kw: Any) -> None:
+def erf(x: Array, *, out: np.ndarray, **kw: Any) -> None:
     x = np.asarray(x, out.dtype)
+    if out.ndim == 0:  # NumPy turns arithmetic on these into scalars, which cannot be written to
+        x, out = x.reshape(1), out.reshape(1)
     if out.dtype == np.float32:
         y = np.clip(x, np.float32(-4), np.float32(4))
         z = y * y
-        np.multiply(y, _horner(z, _P32), y)
-        np.divide(y, _horner(z, _Q32), out)
+        np.multiply(y, _horner(z, _P32), out=y)
+        np.divide(y, _horner(z, _Q32), out=out)
         return
     a = np.abs(x)
     z = np.minimum(a, 0.46875)
-    np.multiply(z, z, z)
+    np.multiply(z, z, out=z)
     near = x * _horner(z, _A) / _horner(z, _B)
-    np.minimum(a, 6.0, a)
+    np.minimum(a, 6.0, out=a)
     far = np.copysign(1.0 - np.exp(-a * a) * _horner(a, _C) / _horner(a, _D), x)
     np.copyto(out, np.where(a <= 0.46875, near, far))
 

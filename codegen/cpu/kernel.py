@@ -118,7 +118,7 @@ def window(x: np.ndarray) -> np.ndarray:
     size = Format.of(x).nbytes
     if size == 0:
         return np.empty(0, np.uint8)
-    lowest = x[tuple(slice(n - 1, n) if s < 0 else slice(0, 1) for n, s in zip(x.shape, x.strides))]
+    lowest = x[(..., *(slice(n - 1, n) if s < 0 else slice(0, 1) for n, s in zip(x.shape, x.strides)))]
     return np.lib.stride_tricks.as_strided(lowest.reshape(1).view(np.uint8), (size,), (1,))
 
 

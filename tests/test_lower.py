@@ -1,0 +1,496 @@
+"""Lowering: hand-written kernels of every shape, lowered, executed and compared with float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eqsat_neptune import terms as T
+from eqsat_neptune.codegen import tile
+from eqsat_neptune.codegen.check import check
+from eqsat_neptune.codegen.lower import LoweringError, lower
+from eqsat_neptune.terms import Affine, Monoid, add, bi, fold, iota, mul, num, red, sub, un, var, where
+from tile_kernels import SOFT, affine, close, make_plan, moments, quotient, read, run, verify
+
+NEG = num(-math.inf)
+few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def qkv(h: int, n: int, m: int, d: int, e: int, seed: int = 0) -> dict[str, np.ndarray]:
+    r = rng(seed)
+    return {"Q": r.standard_normal((h, n, d)), "K": r.standard_normal((h, m, d)), "V": r.standard_normal((h, m, e))}
+
+
+def scores(mask: str = "all", n: int = 0, m: int = 0, cap: float = 0.0) -> T.Term:
+    s = mul(red("+", "d", mul(read("Q", "h", "q", "d"), read("K", "h", "k", "d"))), 0.3)
+    if cap:
+        s = mul(un("tanh", mul(s, 1 / cap)), cap)
+    q, k = iota("q"), iota("k")
+    keep = {
+        "all": None,
+        "causal": bi("le", k, q),
+        "causal from the end": bi("le", k, add(q, float(m - n))),
+        "window": bi("and", bi("le", k, q), bi("lt", sub(q, k), 5.0)),
+        "two windows": bi("or", bi("lt", k, 3.0), bi("le", k, q)),
+        "nothing for some rows": bi("le", add(k, 4.0), q),
+        "nothing in the first tile": bi("le", 7.0, k),
+        "nothing": bi("lt", k, 0.0),
+        "padding": bi("lt", k, read("length", "h")),
+    }[mask]
+    return s if keep is None else where(keep, s, NEG)
+
+
+def attend(s: T.Term, axis: str = "k") -> T.Term:
+    return quotient(fold(SOFT, 1, axis, [s, read("V", "h", "k", "e")]), fold(SOFT, 1, axis, [s, num(1.0)]))
+
+
+def softmax_reference(s: np.ndarray, v: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        top = s.max(-1, keepdims=True)
+        p = np.exp(s - np.where(np.isinf(top), 0, top))
+        return p / p.sum(-1, keepdims=True) @ v
+
+
+MASKS = {
+    "all": lambda q, k, n, m: k >= 0,
+    "causal": lambda q, k, n, m: k <= q,
+    "causal from the end": lambda q, k, n, m: k <= q + m - n,
+    "window": lambda q, k, n, m: (k <= q) & (q - k < 5),
+    "two windows": lambda q, k, n, m: (k < 3) | (k <= q),
+    "nothing for some rows": lambda q, k, n, m: k + 4 <= q,
+    "nothing in the first tile": lambda q, k, n, m: k >= 7,
+    "nothing": lambda q, k, n, m: k < 0,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("cap", [0.0, 2.0])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (13, 13, 4), (9, 22, 8), (22, 9, 5), (16, 16, 16)])
+def test_one_pass_over_the_keys(mask: str, cap: float, sizes: tuple[int, int, int]) -> None:
+    n, m, tk = sizes
+    x = qkv(2, n, m, 3, 5)
+    roles = dict(h=("grid", 1), q=("grid", 4), k=("loop", tk), d=("whole", 0), e=("whole", 0))
+    plan = make_plan([({"O": (attend(scores(mask, n, m, cap)), ("h", "q", "e"))}, roles)], dict(h=2, q=n, k=m, d=3, e=5), x)
+    got = run(plan, x)["O"]
+    s = x["Q"] @ x["K"].swapaxes(-1, -2) * 0.3
+    s = cap * np.tanh(s / cap) if cap else s
+    s = np.where(MASKS[mask](np.arange(n)[:, None], np.arange(m)[None], n, m), s, -np.inf)
+    close(got, softmax_reference(s, x["V"]))
+
+
+def test_one_fold_makes_one_loop_and_its_mask_bounds_it() -> None:
+    x = qkv(1, 8, 8, 2, 2)
+    roles = dict(h=("grid", 1), q=("grid", 4), k=("loop", 4), d=("whole", 0), e=("whole", 0))
+    plan = make_plan([({"O": (attend(scores("window")), ("h", "q", "e"))}, roles)], dict(h=1, q=8, k=8, d=2, e=2), x)
+    p = check(lower(plan.kernels[0], plan.buffers, "float64"))
+    loops = [s for s in tile.walk(p.body) if isinstance(s, tile.Loop)]
+    assert len(loops) == 1 and len(loops[0].constraints) == 2
+    assert [c.kind for c in loops[0].carries] == ["pivot", "linear", "linear"]
+    assert {str(c) for c in loops[0].constraints} == {"q+-1·k", "-1·q+k+4"}
+    exps = [s for s in tile.walk(p.body) if isinstance(s, tile.Map) and s.fn == "exp"]
+    assert len(exps) == 2  # weights and rescale, shared between numerator and denominator
+
+
+def test_padding_given_as_data() -> None:
+    x = qkv(3, 5, 11, 2, 2) | {"length": np.array([11.0, 4.0, 0.0])}
+    roles = dict(h=("grid", 1), q=("whole", 0), k=("loop", 4), d=("whole", 0), e=("whole", 0))
+    ext = dict(h=3, q=5, k=11, d=2, e=2)
+    verify({"O": (attend(scores("padding")), ("h", "q", "e"))}, roles, ext, x)
+
+
+@few
+@given(st.data())
+def test_attention_under_any_roles(data: st.DataObject) -> None:
+    n, d, e, h = (data.draw(st.integers(1, 9)) for _ in range(4))
+    m = data.draw(st.integers(2, 9))
+    ext = dict(h=h, q=n, k=m, d=d, e=e)
+    mask = data.draw(st.sampled_from([*MASKS]))
+    roles = {
+        a: (data.draw(st.sampled_from(["grid", "whole", "loop"] if a in "hqe" else ["loop", "whole"])), data.draw(st.integers(1, ext[a])))
+        for a in "hqekd"
+    }
+    order = data.draw(st.permutations(list(roles)))
+    x = qkv(h, n, m, d, e, data.draw(st.integers(0, 99)))
+    out = {"O": (attend(scores(mask, n, m, data.draw(st.sampled_from([0.0, 1.5])))), data.draw(st.permutations(["h", "q", "e"])))}
+    try:
+        verify({k: (t, tuple(a)) for k, (t, a) in out.items()}, {a: roles[a] for a in order}, ext, x)
+    except LoweringError as err:  # the only ones that may be refused: a stream inside out
+        assert "outside its loops" in str(err)
+
+
+# ------------------------------------------------------------------ splits
+
+
+def split_kernels(s: T.Term, roles: dict, blocks: int) -> list:
+    one = num(1.0)
+    parts = {
+        "tN": (fold(SOFT, 1, "k.i", [s, read("V", "h", "k", "e")]), ("h", "q", "k.o", "e")),
+        "tD": (fold(SOFT, 1, "k.i", [s, one]), ("h", "q", "k.o")),
+        "tM": (fold(SOFT, 0, "k.i", [s, one]), ("h", "q", "k.o")),
+    }
+    tm = read("tM", "h", "q", "k.o")
+    o = quotient(
+        fold(SOFT, 1, "k.o", [tm, read("tN", "h", "q", "k.o", "e")]), fold(SOFT, 1, "k.o", [tm, read("tD", "h", "q", "k.o")])
+    )
+    rest = {a: r for a, r in roles.items() if a in "hqe"}
+    return [(parts, roles), ({"O": (o, ("h", "q", "e"))}, rest | {"k.o": ("loop", 3) if blocks % 2 else ("whole", 0)})]
+
+
+@pytest.mark.parametrize("mask", ["all", "causal", "nothing in the first tile", "nothing for some rows", "nothing"])
+@pytest.mark.parametrize("m,block", [(24, 8), (23, 8), (17, 8), (5, 8), (30, 4), (1, 4), (4, 4)])
+@pytest.mark.parametrize("tile_o,roles_i", [(1, ("loop", 4)), (2, ("loop", 4)), (1, ("whole", 0)), (3, ("whole", 0))])
+def test_split_and_merge(mask: str, m: int, block: int, tile_o: int, roles_i: tuple[str, int]) -> None:
+    blocks = -(-m // block) + 1  # one block too many: it is empty
+    n = 6
+    x = qkv(2, n, m, 3, 4)
+    ext = {"h": 2, "q": n, "k": m, "d": 3, "e": 4, "k.o": blocks, "k.i": block}
+    roles = {"h": ("grid", 1), "q": ("grid", 4), "k.o": ("grid", tile_o), "k.i": roles_i, "d": ("whole", 0), "e": ("whole", 0)}
+    plan = make_plan(split_kernels(scores(mask, n, m), roles, blocks), ext, x)
+    s = np.where(MASKS[mask](np.arange(n)[:, None], np.arange(m)[None], n, m), x["Q"] @ x["K"].swapaxes(-1, -2) * 0.3, -np.inf)
+    close(run(plan, x)["O"], softmax_reference(s, x["V"]))
+
+
+@pytest.mark.parametrize("o_role", [("loop", 1), ("loop", 2), ("whole", 0)])
+@pytest.mark.parametrize("i_role", [("loop", 2), ("whole", 0)])
+@pytest.mark.parametrize("m", [8, 7, 5, 9])
+def test_both_parts_of_an_axis_in_one_block(o_role: tuple, i_role: tuple, m: int) -> None:
+    """Σ over blocks of Σ in the block, of values that would be NaN or inf where elements do not exist."""
+    x = {"X": rng().standard_normal((3, m)) + 3}
+    body = un("recip", read("X", "q", "k"))
+    total = red("+", "k.o", red("+", "k.i", body))
+    top = red("max", "k.o", red("max", "k.i", un("neg", body)))
+    ext = {"q": 3, "k": m, "k.o": -(-m // 4), "k.i": 4}
+    roles = {"q": ("grid", 2), "k.o": o_role, "k.i": i_role}
+    verify({"S": (total, ("q",)), "M": (top, ("q",))}, roles, ext, x, {"k": 4})
+
+
+@pytest.mark.parametrize("m", [8, 7, 5])
+def test_products_over_a_ragged_split(m: int) -> None:
+    x = {"X": rng().standard_normal((3, m)) + 3, "Y": rng(1).standard_normal((m, 2)) + 3}
+    body = mul(un("recip", read("X", "q", "k")), un("log", read("Y", "k", "e")))
+    ext = {"q": 3, "e": 2, "k": m, "k.o": 2, "k.i": 4}
+    roles = {"q": ("grid", 2), "e": ("whole", 0), "k.o": ("whole", 0), "k.i": ("whole", 0)}
+    out = {"S": (red("+", "k.o", red("+", "k.i", body)), ("q", "e")), "P": (red("+", "k.i", body), ("k.o", "q", "e"))}
+    verify(out, roles, ext, x, {"k": 4})
+
+
+@pytest.mark.parametrize("m", [8, 7])
+def test_a_whole_axis_is_written_by_its_parts(m: int) -> None:
+    x = {"X": rng().standard_normal((3, m))}
+    y = add(read("X", "q", "k"), iota("k"))
+    ext = {"q": 3, "k": m, "k.o": 2, "k.i": 4}
+    for roles in (
+        {"q": ("grid", 2), "k.o": ("grid", 1), "k.i": ("whole", 0)},
+        {"q": ("grid", 2), "k.o": ("whole", 0), "k.i": ("whole", 0)},
+        {"q": ("whole", 0), "k.o": ("grid", 1), "k.i": ("loop", 2)},
+        {"q": ("whole", 0), "k.o": ("grid", 2), "k.i": ("loop", 2)},
+    ):
+        verify({"Y": (y, ("q", "k"))}, roles, ext, x, {"k": 4})
+
+
+# ------------------------------------------------------------------ other folds
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 17])
+@pytest.mark.parametrize("role", [("loop", 4), ("loop", 1), ("whole", 0)])
+def test_variance_in_one_pass(n: int, role: tuple[str, int]) -> None:
+    x = {"X": 1000 + 1e-3 * rng().standard_normal((5, n))}
+    c = read("X", "i", "k")
+    out = {"mean": (moments(0, "k", c), ("i",)), "count": (moments(1, "k", c), ("i",)), "var": (mul(moments(3, "k", c), 1 / n), ("i",))}
+    plan = make_plan([(out, dict(i=("grid", 2), k=role))], dict(i=5, k=n), x)
+    got = run(plan, x)
+    close(got["mean"], x["X"].mean(1))
+    assert np.array_equal(got["count"], np.full(5, float(n)))
+    exact = x["X"].var(1)
+    assert np.all(np.abs(got["var"] - exact) <= 1e-9 * exact)
+    if role[0] == "loop":
+        p = lower(plan.kernels[0], plan.buffers, "float64")
+        assert sum(isinstance(s, tile.Loop) for s in tile.walk(p.body)) == 1
+
+
+def test_split_variance_merges_counts() -> None:
+    n, block = 23, 4
+    x = {"X": 1000 + 1e-3 * rng().standard_normal((5, n))}
+    ext = {"i": 5, "k": n, "k.o": 7, "k.i": block}
+    c = read("X", "i", "k")
+    parts = {f"t{j}": (moments(j, "k.i", c), ("i", "k.o")) for j in range(4)}
+    merged = T.fold(moments(0, "k.o", c).attr[0], 3, "k.o", [read(f"t{j}", "i", "k.o") for j in range(4)])
+    for tile_o in (1, 3):
+        for role in (("loop", 2), ("whole", 0)):
+            plan = make_plan(
+                [
+                    (parts, {"i": ("grid", 2), "k.o": ("grid", tile_o), "k.i": ("loop", 2)}),
+                    ({"S": (merged, ("i",))}, {"i": ("grid", 2), "k.o": role}),
+                ],
+                ext,
+                x,
+            )
+            close(run(plan, x)["S"], ((x["X"] - x["X"].mean(1, keepdims=True)) ** 2).sum(1), 1e-9)
+
+
+def test_weighted_mean_where_the_count_is_a_softmax_weight() -> None:
+    """Pivots: the running maximum, and the mean of v weighted with exp(s − max).  x1 = Σ w·(v − mean)²."""
+    w, d = un("exp", sub(var("r0"), var("R0"))), sub(var("r1"), var("R1"))
+    h = Monoid(("max", ("mean", 0)), (((0, w),), ((1, w), (2, mul(2.0, w, d)), (0, mul(w, d, d))), ((2, w), (0, mul(w, d)))))
+    x = {"S": rng().standard_normal((4, 11)) * 3, "V": 50 + rng(1).standard_normal((4, 11))}
+    s, v = read("S", "i", "k"), read("V", "i", "k")
+    args = [s, v, num(1.0), num(0.0), num(0.0)]
+    for role in (("loop", 4), ("loop", 3), ("whole", 0)):
+        plan = make_plan([({"Y": (fold(h, 3, "k", args), ("i",))}, dict(i=("grid", 2), k=role))], dict(i=4, k=11), x)
+        p = np.exp(x["S"] - x["S"].max(1, keepdims=True))
+        mean = (p * x["V"]).sum(1, keepdims=True) / p.sum(1, keepdims=True)
+        close(run(plan, x)["Y"], (p * (x["V"] - mean) ** 2).sum(1), 1e-10)
+
+
+def backward() -> tuple[Monoid, T.Term]:
+    """dQ of attention in one pass: r0 = max s; x0 = Σe, x1 = Σ e·dP, r1 = D = x1/x0 (a function of other components),
+    x2 = Σ e·(dP − D)·K  moves with D by x2(R) = w·(x2 + (r1 − R1)·x3), x3 = Σ e·K."""
+    w = un("exp", sub(var("r0"), var("R0")))
+    y = mul(var("y1"), un("recip", var("y0")))
+    h = Monoid(("max", ("fn", y)), (((0, w),), ((1, w),), ((2, w), (3, mul(w, sub(var("r1"), var("R1"))))), ((3, w),)))
+    return h, y
+
+
+@pytest.mark.parametrize("role", [("loop", 4), ("loop", 3), ("whole", 0)])
+@pytest.mark.parametrize("mask", ["all", "causal"])
+def test_backward_in_one_pass(role: tuple[str, int], mask: str) -> None:
+    n, d = 10, 3
+    r = rng()
+    x = {k: r.standard_normal((1, n, d)) for k in ("Q", "K", "V", "G")}
+    s = scores(mask)
+    dp = red("+", "e", mul(read("G", "h", "q", "e"), read("V", "h", "k", "e")))
+    h, _ = backward()
+    kk = read("K", "h", "k", "c")
+    one = num(1.0)
+    args = [s, dp, one, dp, num(0.0), kk]  # on one element D = dP, so e·(dP − D)·K = 0
+    dq = mul(quotient(fold(h, 4, "k", args), fold(h, 2, "k", args)), 0.3)
+    roles = dict(h=("grid", 1), q=("grid", 4), k=role, d=("whole", 0), e=("whole", 0), c=("whole", 0))
+    plan = make_plan([({"dQ": (dq, ("h", "q", "c"))}, roles)], dict(h=1, q=n, k=n, d=d, e=d, c=d), x)
+    got = run(plan, x)["dQ"]
+    sc = x["Q"][0] @ x["K"][0].T * 0.3
+    sc = np.where(MASKS[mask](np.arange(n)[:, None], np.arange(n)[None], n, n), sc, -np.inf)
+    p = np.exp(sc - sc.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    g = x["G"][0] @ x["V"][0].T
+    ds = p * (g - (p * g).sum(1, keepdims=True))
+    close(got[0], ds @ x["K"][0] * 0.3, 1e-10)
+    if role[0] == "loop":
+        lowered = lower(plan.kernels[0], plan.buffers, "float64")
+        assert sum(isinstance(s, tile.Loop) for s in tile.walk(lowered.body)) == 1
+
+
+def test_division_by_a_pivot() -> None:
+    """x0(R) = x0·r/R: quantisation to the running maximum."""
+    h = Monoid(("max",), (((0, mul(var("r0"), un("recip", var("R0")))),),))
+    x = {"A": np.abs(rng().standard_normal((3, 9))) + 0.1, "B": rng(1).standard_normal((3, 9))}
+    a, b = read("A", "i", "k"), read("B", "i", "k")
+    y = fold(h, 1, "k", [a, mul(b, un("recip", a))])  # Σ b/a · a/R
+    plan = make_plan([({"Y": (y, ("i",))}, dict(i=("grid", 2), k=("loop", 4)))], dict(i=3, k=9), x)
+    close(run(plan, x)["Y"], (x["B"] / x["A"].max(1, keepdims=True)).sum(1))
+
+
+# ------------------------------------------------------------------ placement of loops
+
+
+def test_two_dependent_reductions_make_two_loops() -> None:
+    x = {"X": rng().standard_normal((5, 11))}
+    s = read("X", "i", "k")
+    m = red("max", "k", s)
+    p = un("exp", sub(s, m))
+    y = mul(p, un("recip", red("+", "k", p)))
+    out = {"Y": (y, ("i", "k"))}
+    for role, loops in ((("loop", 4), 3), (("whole", 0), 0)):
+        roles = dict(i=("grid", 2), k=role)
+        verify(out, roles, dict(i=5, k=11), x)
+        plan = make_plan([(out, roles)], dict(i=5, k=11), x)
+        p_ = lower(plan.kernels[0], plan.buffers, "float64")
+        assert sum(isinstance(s, tile.Loop) for s in p_.body) == loops
+
+
+def test_streamed_inside_streamed() -> None:
+    x = qkv(2, 7, 9, 5, 3)
+    for d in (("loop", 2), ("whole", 0)):
+        for order in ("hqdke", "hqkde"):
+            roles = dict(h=("grid", 1), q=("grid", 3), k=("loop", 4), d=d, e=("whole", 0))
+            verify({"O": (attend(scores("causal")), ("h", "q", "e"))}, {a: roles[a] for a in order}, dict(h=2, q=7, k=9, d=5, e=3), x)
+
+
+def test_rows_reduced_and_streamed_out() -> None:
+    x = {"X": rng().standard_normal((6, 13)), "W": rng(1).standard_normal(13)}
+    c = read("X", "i", "k")
+    y = mul(c, un("rsqrt", add(mul(red("+", "k", mul(c, c)), 1 / 13), 1e-6)), read("W", "k"))
+    for k in (("loop", 4), ("whole", 0)):
+        verify({"Y": (y, ("i", "k")), "norm": (red("+", "k", mul(c, c)), ("i",))}, dict(i=("grid", 4), k=k), dict(i=6, k=13), x)
+
+
+def test_product_after_a_row_statistic() -> None:
+    x = {"X": rng().standard_normal((6, 13)), "W": rng(1).standard_normal((13, 7))}
+    c = read("X", "i", "k")
+    y = mul(red("+", "k", mul(c, read("W", "k", "j"))), un("rsqrt", red("+", "k", mul(c, c))))
+    for j in (("grid", 3), ("whole", 0), ("loop", 3)):
+        for k in (("loop", 4), ("whole", 0)):
+            verify({"Y": (y, ("i", "j"))}, dict(i=("grid", 4), j=j, k=k), dict(i=6, j=7, k=13), x)
+
+
+def test_products_of_several_factors() -> None:
+    r = rng()
+    x = {"A": r.standard_normal((4, 5)), "B": r.standard_normal((5, 6)), "C": r.standard_normal((4,)), "D": r.standard_normal((4, 5, 6))}
+    a, b, c, d = read("A", "i", "k"), read("B", "k", "j"), read("C", "i"), read("D", "i", "k", "j")
+    outs = {
+        "chain": (red("+", "k", mul(a, b, c, 2.0)), ("i", "j")),
+        "batch": (red("+", "k", mul(d, a)), ("i", "j")),
+        "dot": (red("+", "k", mul(a, a)), ("i",)),
+        "both": (red("+", "j", red("+", "k", mul(a, b, d))), ("i",)),
+        "cube": (red("+", "k", mul(a, a, a)), ("i",)),
+        "scalar": (red("+", "i", red("+", "k", mul(a, c))), ()),
+        "prod": (red("*", "k", a), ("i",)),
+        "min": (red("min", "j", red("max", "k", d)), ("i",)),
+    }
+    for i in (("grid", 2), ("whole", 0), ("loop", 3)):
+        for k in (("loop", 2), ("whole", 0)):
+            for j in (("whole", 0), ("loop", 4)):
+                chosen = {n: o for n, o in outs.items() if not (i[0] == "grid" and n == "scalar")}
+                for name, o in chosen.items():
+                    needs = {ax for t in T.postorder([o[0]]) for ax in t.free}
+                    roles = {ax: role for ax, role in dict(i=i, k=k, j=j).items() if ax in needs}
+                    verify({name: o}, roles, dict(i=4, k=5, j=6), x)
+
+
+def test_several_stores_share_what_they_can() -> None:
+    r = rng()
+    x = {"X": r.standard_normal((5, 6)), "A": r.standard_normal((6, 4)), "B": r.standard_normal((6, 3))}
+    c = read("X", "i", "k")
+    outs = {"P": (red("+", "k", mul(c, read("A", "k", "a"))), ("i", "a")), "R": (red("+", "k", mul(c, read("B", "k", "b"))), ("b", "i"))}
+    plan = make_plan([(outs, dict(i=("grid", 2), k=("loop", 4), a=("whole", 0), b=("whole", 0)))], dict(i=5, k=6, a=4, b=3), x)
+    p = lower(plan.kernels[0], plan.buffers, "float64")
+    assert sum(isinstance(s, tile.Load) and s.buffer == "X" for s in tile.walk(p.body)) == 1
+    assert sum(isinstance(s, tile.Loop) for s in tile.walk(p.body)) == 1
+    got = run(plan, x)
+    close(got["P"], x["X"] @ x["A"])
+    close(got["R"], (x["X"] @ x["B"]).T)
+
+
+@pytest.mark.parametrize("role", [("grid", 3), ("whole", 0), ("loop", 3)])
+def test_gathers(role: tuple[str, int]) -> None:
+    x = {"E": rng().standard_normal((10, 4)), "I": rng(1).integers(0, 10, (7,)), "J": rng(2).integers(0, 10, (7, 4))}
+    table = read("E", "v", "c")
+    rows = T.gather(table, "v", read("I", "t"))
+    each = T.gather(table, "v", read("J", "t", "c"))
+    for name, t in {"rows": rows, "each": each}.items():
+        verify({name: (t, ("t", "c"))}, dict(t=role, c=("whole", 0)), dict(t=7, c=4, v=10), x)
+    pooled = red("max", "t", rows)
+    verify({"pooled": (pooled, ("c",))}, dict(t=("loop", 3), c=("whole", 0)), dict(t=7, c=4, v=10), x)
+
+
+def test_reads_through_affine_indices() -> None:
+    x = {"X": rng().standard_normal(12), "Y": rng(1).standard_normal((5, 9)), "F": rng(2).standard_normal(3)}
+    outs = {
+        "reversed": read("X", affine(11, i=-1)),
+        "every other": read("X", affine(1, i=2)) if True else None,
+        "shifted": read("X", affine(-4, i=1)),
+        "convolved": red("+", "t", mul(read("X", affine(-1, i=1, t=1)), read("F", "t"))),
+        "diagonal": read("Y", affine(0, i=1), affine(3, i=1)),
+    }
+    for i in (("grid", 3), ("whole", 0), ("loop", 2)):
+        for name, y in outs.items():
+            n = 5 if name in ("every other", "diagonal") else 12
+            roles = dict(i=i) | (dict(t=("whole", 0)) if name == "convolved" else {})
+            verify({name: (y, ("i",))}, roles, dict(i=n, t=3), x)
+
+
+def test_positions_and_masks_of_every_kind() -> None:
+    x = {"X": rng().standard_normal((7, 9))}
+    i, k, c = iota("i"), iota("k"), read("X", "i", "k")
+    conditions = [
+        bi("le", k, i),
+        bi("lt", k, i),
+        bi("eq", k, i),
+        bi("ne", k, i),
+        un("not", bi("le", k, i)),
+        bi("and", bi("le", k, i), bi("le", i, add(k, 3.0))),
+        bi("or", bi("le", k, i), bi("eq", k, 8.0)),
+        bi("xor", bi("le", k, i), bi("lt", i, 3.0)),
+        mul(bi("le", k, i), bi("le", 2.0, k)),
+        bi("le", mul(2.0, k), add(i, 1.0)),
+        bi("le", mul(0.5, k), i),
+        bi("lt", c, 0.0),
+        c,
+    ]
+    outs = {}
+    for n, cond in enumerate(conditions):
+        outs[f"w{n}"] = (where(cond, c, num(2.0)), ("i", "k"))
+        outs[f"v{n}"] = (where(cond, num(2.0), c), ("k", "i"))
+        outs[f"m{n}"] = (mul(cond, add(c, 1.0)), ("i", "k"))
+        outs[f"s{n}"] = (red("+", "k", where(cond, c, num(0.0))), ("i",))
+        outs[f"x{n}"] = (red("max", "k", where(cond, c, NEG)), ("i",))
+        outs[f"p{n}"] = (add(cond, cond), ("i", "k"))
+    outs["pos"] = (add(mul(2.0, i), mul(-3.0, k), 0.5), ("i", "k"))
+    for ri in (("grid", 3), ("whole", 0), ("loop", 2)):
+        for rk in (("loop", 4), ("whole", 0)):
+            verify(outs, dict(i=ri, k=rk), dict(i=7, k=9), x)
+
+
+# ------------------------------------------------------------------ random kernels
+
+
+def random_term(draw: st.DrawFn, depth: int, axes: tuple[str, ...]) -> T.Term:
+    """A term over (some of) the axes; reductions range over k and d."""
+    if depth == 0:
+        return draw(
+            st.sampled_from([read("A", "i", "k"), read("B", "k"), read("C", "i"), read("D", "d", "k"), read("E", "i", "d"), iota("k"), iota("i"), num(0.5)])
+        )
+    sub_term = lambda: random_term(draw, depth - 1, axes)  # noqa: E731
+    kind = draw(st.sampled_from(["leaf", "add", "mul", "un", "bi", "where", "red", "red", "soft", "moments"]))
+    match kind:
+        case "leaf":
+            return random_term(draw, 0, axes)
+        case "add":
+            return add(sub_term(), sub_term(), sub_term())
+        case "mul":
+            return mul(sub_term(), sub_term())
+        case "un":
+            return un(draw(st.sampled_from(["tanh", "abs", "sin", "erf", "floor"])), sub_term())
+        case "bi":
+            return bi(draw(st.sampled_from(["max", "min"])), sub_term(), sub_term())
+        case "where":
+            c = draw(st.sampled_from([bi("le", iota("k"), iota("i")), bi("lt", iota("d"), 2.0), bi("lt", sub_term(), 0.3)]))
+            return where(c, sub_term(), draw(st.sampled_from([sub_term(), num(-1.0)])))
+    x = sub_term()
+    choices = [a for a in ("k", "d") if a in x.free]
+    if not choices:
+        return x
+    axis = draw(st.sampled_from(choices))
+    if kind == "red":
+        return red(draw(st.sampled_from(["+", "max", "min"])), axis, x)
+    bounded = un("tanh", x)
+    if kind == "moments":
+        return moments(draw(st.sampled_from([0, 3])), axis, bounded)
+    y = sub_term()
+    return quotient(fold(SOFT, 1, axis, [bounded, y]), fold(SOFT, 1, axis, [bounded, num(1.0)]))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_kernels(data: st.DataObject) -> None:
+    t = random_term(data.draw, data.draw(st.integers(1, 4)), ("i", "k", "d"))
+    ext = {a: data.draw(st.integers(1, 7), a) for a in "ikd"}
+    used = {a for x in T.postorder([t]) for a in x.free}
+    roles = {}
+    for a in data.draw(st.permutations(sorted(used | t.free))):
+        reduced = any(x.op in ("red", "fold") and x.attr[-1] == a for x in T.postorder([t]))
+        roles[a] = (data.draw(st.sampled_from(["whole", "loop"] if reduced else ["whole", "loop", "grid"])), data.draw(st.integers(1, ext[a])))
+    r = rng(data.draw(st.integers(0, 1000)))
+    x = {n: r.standard_normal([ext[a] for a in ax]) for n, ax in {"A": "ik", "B": "k", "C": "i", "D": "dk", "E": "id"}.items()}
+    out = {"Y": (t, tuple(data.draw(st.permutations(sorted(t.free)))))}
+    try:
+        verify(out, roles, ext, x, tolerance=1e-8)
+    except LoweringError as err:
+        assert "its loops" in str(err) or "inside a loop over it" in str(err)
