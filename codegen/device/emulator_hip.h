@@ -5,6 +5,7 @@ DEV void load_chunk(u32 (&r)[4], u32 at) {
 }
 DEV u32 low_halves(u32 lo, u32 hi) { return (lo & 0xffff) | hi << 16; }
 DEV u32 high_halves(u32 lo, u32 hi) { return lo >> 16 | (hi & 0xffff0000u); }
+DEV void keep_loads_apart() {}
 
 // Matrix instructions: lane l's word w of an operand holds elements 2w and 2w + 1 of row (column) l % 16 from inner element
 // l / 16 · PER (CDNA) or 0 (RDNA: all of it, in both halves) on; register r of the result lies in row ROW(l, r), column l % 16.

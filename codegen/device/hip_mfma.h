@@ -120,11 +120,13 @@ template <int KT, int RS, int CS, class A, class B> DEV void contract(float (&ac
     static_assert(CS % 8 == 0, "columns of whole fragments");
 #pragma unroll
     for (int k = 0; k < KT; ++k) {
+        keep_loads_apart();
         u32 left[RS][4];
 #pragma unroll
         for (int i = 0; i < RS; ++i) a.load(left[i], i, k);
 #pragma unroll
         for (int j = 0; j < CS / 8; ++j) {
+            keep_loads_apart();
             u32 right[2][4];
             b.load(right, j, k);
 #pragma unroll

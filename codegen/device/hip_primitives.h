@@ -88,12 +88,17 @@ template <int N> DEV void store_words(void* p, const Words<N>& x) {
 
 // ---- shared memory: places are byte offsets into the block's dynamic shared memory
 extern __attribute__((shared, aligned(1024))) unsigned char shared_memory[];
+// Pointers to it have 32 bits, so that constants in `at` go into instructions.
+template <typename T> DEV T* shared_place(u32 at) {
+    typedef __attribute__((address_space(3))) u8 Byte;
+    return (T*)((Byte*)shared_memory + at);
+}
 template <typename T> DEV T load_shared(u32 at) {
     T x;
-    __builtin_memcpy(&x, __builtin_assume_aligned(shared_memory + at, alignof(T)), sizeof(T));
+    __builtin_memcpy(&x, shared_place<T>(at), sizeof(T));
     return x;
 }
-template <typename T> DEV void store_shared(u32 at, T x) { __builtin_memcpy(__builtin_assume_aligned(shared_memory + at, alignof(T)), &x, sizeof(T)); }
+template <typename T> DEV void store_shared(u32 at, T x) { __builtin_memcpy(shared_place<T>(at), &x, sizeof(T)); }
 // 16 bytes as four words.
 DEV void load_chunk(u32 (&r)[4], u32 at) {
     const Words<4> x = load_shared<Words<4>>(at);
@@ -149,9 +154,13 @@ DEV float tanh_fast(float x) {
     const float far = 1.0f - 2.0f * rcp_fast(exp2_fast(x * 2.885390082f) + 1.0f);
     return __builtin_fabsf(x) < 0.03125f ? x - x * x * x * 0.33333334f : far;
 }
-// A NaN operand gives NaN.
-DEV float max_nan(float a, float b) { return __builtin_isunordered(a, b) ? __builtin_nanf("") : __builtin_fmaxf(a, b); }
-DEV float min_nan(float a, float b) { return __builtin_isunordered(a, b) ? __builtin_nanf("") : __builtin_fminf(a, b); }
+// A NaN operand gives NaN.  (The median spares quieting the operands, which fmaxf asks for.)
+DEV float max_nan(float a, float b) { return __builtin_isunordered(a, b) ? __builtin_nanf("") : __builtin_amdgcn_fmed3f(a, b, __builtin_inff()); }
+DEV float min_nan(float a, float b) { return __builtin_isunordered(a, b) ? __builtin_nanf("") : __builtin_amdgcn_fmed3f(a, b, -__builtin_inff()); }
+
+// Loads from shared memory stay on their side of it: a scheduler that gathers them runs out of registers.  Matrix instructions of CDNA
+// may pass, so that they overlap with the next loads.
+DEV void keep_loads_apart() { __builtin_amdgcn_sched_barrier(WARP_SIZE == 64 ? 8 : 0); }
 
 // ---- matrix instructions, operands as in the instruction: d (i × j) += a (i × k) · b (k × j)
 typedef u32 Words2 __attribute__((ext_vector_type(2)));
