@@ -15,8 +15,9 @@ from .engine import EGraph, Limits, Phase, literal
 from .graph import Graph
 from .program import Program
 from .rules import analyses, declared, folds
+from .reference import evaluate_scalar
 from .rules.rule import Rule
-from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, outer, postorder, red, show, without
+from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, num, outer, postorder, red, rewrite, show, without
 
 SETTLE = "(saturate (seq (run ix) (run norm) (run an)))"
 ROUNDS = 8                                                  # of looking for folds
@@ -57,7 +58,7 @@ def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), extra: It
     """Load the outputs of a program (class i gets handle i), what is known of its inputs and axes; `extra` terms too."""
     eg.extents = dict(program.axes)
     split = frozenset(splittable)
-    roots = [*(o.term for o in program.outputs), *extra]
+    roots = rewrite([*(o.term for o in program.outputs), *extra], _constant)
     for i, t in enumerate(roots):
         eg.act(f"(set (handle {i}) {eg.name(t)})")
     views: dict[ViewMap, None] = {}
@@ -84,6 +85,14 @@ def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), extra: It
     for a in axes:
         _axis_facts(eg, eg.axis(a), a, program.axes[a], split)
     eg.flush()
+
+
+def _constant(t: Term, args: tuple[Term, ...]) -> Term | None:
+    """A function of constants is a constant (egglog has no exp)."""
+    if t.op in ("un", "bi") and all(a.op == "num" for a in args):
+        v = float(evaluate_scalar(make(t.op, t.attr, args), {}))
+        return num(v) if math.isfinite(v) else None
+    return None
 
 
 def leaves(part: str, eg: EGraph, split: frozenset[str]) -> list[str]:

@@ -62,7 +62,8 @@ PRELUDE = "\n".join([
     # facts
     "(function has (String T) Unit :no-merge)",
     "(function indep (String T) Unit :no-merge) (function cofactor (String T) Unit :no-merge) (function addend (String T) Unit :no-merge)",
-    "(function partable (String T) Unit :no-merge)",
+    "(function partable (String T) Unit :no-merge) (function factored (String T) Unit :no-merge)",
+    "(function steps (String T) i64 :merge (min old new))",
     "(function regular (T T) Unit :no-merge) (function vanish (T T) Unit :no-merge) (function tame (T T) Unit :no-merge)",
     "(function below (T T) Unit :no-merge) (relation unless-finite (T T))",
     "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",

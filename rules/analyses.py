@@ -82,6 +82,11 @@ AXES = [
       for n in ("Add", "Mul")),
     _rule('(= u (indep k e)) (= c (idxA ms e)) (= t (Add ms)) (dep k t) (> (multiset-length (unstable-multiset-filter-not (unstable-fn "indep" k) ms)) 0)',
           "(set (partable k t) ())"),
+    # how many steps above a reduction over k, up to five: what has a factor from there can be summed in one pass only without it
+    _rule("(= t (Red op k x))", "(set (steps k t) 0)"),
+    _rule("(= n (steps k x)) (< n 5) (= t (Un f x))", "(set (steps k t) (+ n 1))"),
+    *(_rule(f"(= n (steps k e)) (< n 5) (= c (idx{c[0]} ms e)) (= t ({c} ms))", "(set (steps k t) (+ n 1))") for c in ("Add", "Mul")),
+    _rule("(= u (indep k e)) (= n (steps k e)) (= c (idxM ms e)) (= t (Mul ms)) (dep k t)", "(set (factored k t) ())"),
     _rule(f"(= u (indep k t)) {_has('noinf', 't', 'w')}", "(set (cofactor k t) ())"),
     _rule(f"(= u (indep k t)) {_has('finite', 't', 'w')}", "(set (addend k t) ())"),
 ]

@@ -66,12 +66,18 @@ def _declarations() -> list[str]:
 
 
 def derive(g: Term, pivots: int) -> Derived | None:
-    """The joint merge of g, a term over c0…, R0… R(pivots-1), or None if there is none.  Pivots are shifted where that works, else
-    scaled.  Remembered by structure, rejections too."""
+    """The joint merge of g, a term over c0…, R0… R(pivots-1), or None if there is none.  Remembered by structure, rejections too."""
     key = (g, pivots)
     if key not in _DERIVED:
-        _DERIVED[key] = None if _hopeless(g) else next((d for change in sorted(itertools.product("DQ", repeat=pivots)) if (d := _derive(g, change)) is not None), None)
+        _DERIVED[key] = None if _hopeless(g) else next((d for c in _changes(g, pivots) if (d := _derive(g, c)) is not None), None)
     return _DERIVED[key]
+
+
+def _changes(g: Term, pivots: int) -> list[tuple[str, ...]]:
+    """How to change each pivot: shifted (D) where it stands in a sum, scaled (Q) where it is only a factor; then all shifted."""
+    summed = {v for t in postorder([g]) if t.op == "add" for a in t.args for v in variables(a)}
+    guess = tuple("D" if f"R{p}" in summed else "Q" for p in range(pivots))
+    return list(dict.fromkeys([guess, ("D",) * pivots]))
 
 
 def _hopeless(g: Term) -> bool:

@@ -19,8 +19,11 @@ Conditions, all monotone facts:
                                the elements of sums and products that do vary along k; (free-of k x y* …) is known of all
     (regular m x)  (vanish m x)  see analyses.py
     (part ms* (indep k) a* b*) a* = those of ms* that satisfy the fact, b* = the others
+    (nonneg x)                 x ≥ 0, or −inf or NaN
+    (factored k x)             x is a product with a factor that does not vary along k but needs a reduction over it
     (partable k x)             x is a sum with terms that vary along k and others that do not
     (some a*)  (all (noinf) a*)  (none (noinf) a*)  (fewer a* 8)        none: only as a guard, it is not monotone
+    (lacks a* x)               x is not one of a*
     (is x p)                   x also matches pattern p
     (lz x v)  (hz x v)         v is the strict lower (upper) bound of x
     (> v 0.0)  (!= v w)  …     on numbers
@@ -43,8 +46,8 @@ from ..terms import BINARY, UNARY
 
 Sexpr = str | list
 
-FACTS = ("finite", "noinf", "masked", "nonzero", "any")                 # any: only in weakened rules, for tests
-RELATIVE = ("indep", "cofactor", "addend", "partable", "regular", "vanish")           # facts about a term and an axis or another term
+FACTS = ("finite", "noinf", "masked", "nonzero", "nonneg", "any")                 # any: only in weakened rules, for tests
+RELATIVE = ("indep", "cofactor", "addend", "partable", "factored", "regular", "vanish")           # facts about a term and an axis or another term
 RELATIONS = ("redaxis", "splittable", "dep")
 COMPARISONS = ("<", ">", "<=", ">=", "!=", "=")
 NUMERICS = ("exact", "reassociates", "needs bound", "needs finite")
@@ -347,6 +350,8 @@ class _Compiler:
             self.premises.append(f"(= 0 (multiset-length (unstable-multiset-filter-not {self.predicate(args[0])} {self.star(args[1])})))")
         elif head == "none":
             self.premises.append(f"(= 0 (multiset-length (unstable-multiset-filter {self.predicate(args[0])} {self.star(args[1])})))")
+        elif head == "lacks":
+            self.premises.append(f"(multiset-not-contains {self.star(args[0])} {args[1]})")
         elif head == "is":
             self.match(args[1], args[0])
         elif head in ("lz", "hz"):
