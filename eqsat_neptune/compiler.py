@@ -122,7 +122,7 @@ def _compile(
         return Record(full, target, Plan((), {}, program.compute_dtype), {"form": []})
     from . import egraph
     from .cost_models import model_for
-    from .extraction import extract
+    from .extraction.extract import extract
 
     t0 = time.perf_counter()
     program = replace(program, outputs=live)
