@@ -77,7 +77,7 @@ def _free() -> list[str]:
 # which elements of a sum or product may leave a reduction over k: asked only where the whole varies along k
 AXES = [
     *_free(),
-    _rule("(nth i) (= s (free t)) (= a (set-get s i)) (leaf-of a k) (redaxis k)", "(dep k t)"),
+    _rule("(nth i) (= s (free t)) (= a (set-get s i)) (leaf-of a k)", "(dep k t)"),
     *(_rule(f"(dep k t) {_nary(n)} (= s (free e)) (= p (parts k)) (= 0 (set-length (set-intersect s p)))", "(set (indep k e) ())")
       for n in ("Add", "Mul")),
     _rule('(= u (indep k e)) (= c (idxA ms e)) (= t (Add ms)) (dep k t) (> (multiset-length (unstable-multiset-filter-not (unstable-fn "indep" k) ms)) 0)',
