@@ -16,7 +16,9 @@ class Arch:
     """warp: lanes that run together.  fragment: (rows, columns, inner elements) of one matrix instruction; row_slots and
     column_slots: rows and columns of its result that one lane holds, column_run of them adjacent.
     shared: bytes of shared memory that one block may have; shared_sm: that all blocks of a multiprocessor share.
-    registers: 32-bit registers of a multiprocessor.  headers: device headers, in the order in which they are inlined."""
+    registers: 32-bit registers of a multiprocessor.  headers: device headers, in the order in which they are inlined.
+    stages: how many tiles of a loop may be under way (1 where copies to shared memory are not asynchronous).
+    row_fragments: fragments of rows that one warp takes where there are rows enough."""
 
     name: str
     warp: int
@@ -28,6 +30,17 @@ class Arch:
     shared_sm: int
     registers: int
     headers: tuple[str, ...]
+    stages: int = 4
+    row_fragments: int = 2
+
+    @property
+    def grain(self) -> int:
+        """Rows and columns of operands in shared memory come in multiples of it, whichever side of a product they are on."""
+        return max(16, *self.fragment)
+
+    @property
+    def most_warps(self) -> int:
+        return 1024 // self.warp
 
     @property
     def prelude(self) -> str:

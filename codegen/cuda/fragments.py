@@ -32,7 +32,7 @@ from ..tile import (
     walk,
 )
 from .layout import COLUMN, Group, Layout, Unsupported
-from .schedule import ContractPlan, Operand, Schedule, TilePlan, merge_steps
+from .schedule import ContractPlan, Operand, Schedule, TilePlan, merge_steps, staged_shape
 from .text import C_TYPES, INTEGERS, Names, Text, affine, apply, at_least_zero, constant
 
 OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
@@ -83,7 +83,7 @@ class Fragments:
         self.bases: dict[Group, str] = {}
         self.after = False
         self.declared: list[str] = []
-        self.masked: dict[str, float] = {}  # variables whose missing elements have this value
+        self.masked: dict[str, tuple[float, set[str]]] = {}  # variable → what its missing elements along some axes are
         for s in walk(self.p.body):
             if isinstance(s, Const):
                 self.consts[s.out.id] = s.value
@@ -108,6 +108,12 @@ class Fragments:
         body.depth = 1
         self.preamble()
         top = len(body.out)
+        for vid, plan in s.tiles.items():  # what no loop brings is asked for at once
+            self.tile_names(vid, plan)
+            if plan.loop is None:
+                self.comment(plan.load)
+                self.fill(plan, self.tile_of(vid, None))
+                self.issued.append(vid)
         self.statements(p.body, True)
         self.flush()
         body.out[top:top] = self.declared
@@ -186,7 +192,7 @@ class Fragments:
                 t(f"const {self.width[a]} {name} = {part};" + ("  // the longest first" if reverse else ""))
                 self.start[a] = name
             else:
-                self.start[a] = self.names.new(f"{name}0")
+                self.start[a] = self.names.new(first_of(name))
                 t(f"const {self.width[a]} {self.start[a]} = {part} * {x.tile};" + ("  // the longest first" if reverse else ""))
             if n < len(grid) - 1:
                 t(f"block /= {trips};")
@@ -482,12 +488,6 @@ class Fragments:
     # ---- loads
     def load(self, s: Load) -> None:
         plan = self.s.tiles.get(s.out.id)
-        if plan is not None and plan.loop is None:
-            self.flush()
-            self.comment(s)
-            self.tile_names(s.out.id, plan)
-            self.fill(plan, self.tile_of(s.out.id, None))
-            self.issued.append(s.out.id)
         for layout in self.s.instances.get(s.out.id, ()):
             self.flush_needed(s)
             if plan is not None:
@@ -813,10 +813,12 @@ class Fragments:
             self.t(f"{name}{self.at(result)} = x;")
         if not deferred:
             self.across_warps(name, op, result, frame, rows, columns)
+            if result != home:
+                name = self.change_side(s.out, name, result, home)
             if s.acc:
                 acc = self.get(s.acc, home)
-                with self.over(Layout(*result)):
-                    at = self.at(result)
+                with self.over(home):
+                    at = self.at(home)
                     acc_at = acc if s.acc.id in self.consts else acc + at
                     self.t(f"{name}{at} = {op}::of({acc_at}, {name}{at});")
         self.env[s.out.id, home] = name
@@ -879,9 +881,12 @@ class Fragments:
                 if a in self.p.limits and a in axes:
                     loop = next((x for x in self.loops if x.loop.axis == a and x.edges), None)
                     (at_edge if loop is self.loops[-1] and loop is not None else always).append((a, g))
-        if (not always and not at_edge) or self.masked.get(name) == identity:
+        if not always and not at_edge:
             return
-        self.masked[name] = identity
+        have, along = self.masked.get(name, (identity, set()))
+        if have == identity and axes <= along:
+            return
+        self.masked[name] = identity, axes | (along if have == identity else set())
         value = constant(identity, self.compute) if not v.predicate else ("true" if identity == 1 else "false")
 
         def print_patch(which: list) -> None:
@@ -908,22 +913,25 @@ class Fragments:
         for layout in self.s.instances.get(v.id, ()):
             if layout == home or (v.id, layout) in self.env:
                 continue
-            a, b = home.row or home.column, layout.row or layout.column
-            assert a is not None and b is not None
-            width = 8 if self.compute == "double" else 4
-            source, name = self.env[v.id, home], self.variable(v)
-            self.t(f"// {v} changes from rows to columns" if home.row else f"// {v} changes from columns to rows")
-            self.t(f"{self.compute} {name}{self.shape(layout)};")
-            self.t(self.sync())
-            with self.over(home) as f:
-                guard = " && ".join(filter(None, [self.one_lane(home), f"{f.flat(a)} < {a.size}" if a.padded > a.size else ""]))
-                store = f"store_shared<{self.compute}>({self.s.scratch} + {f.flat(a)} * {width}, {source}{self.at(home)});"
-                self.t(f"if ({guard}) {store}" if guard else store)
-            self.t(self.sync())
-            with self.over(layout) as f:
-                read = f"load_shared<{self.compute}>({self.s.scratch} + {f.flat(b)} * {width})"
-                self.t(f"{name}{self.at(layout)} = {f'{f.flat(b)} < {b.size} ? {read} : 0' if b.padded > b.size else read};")
-            self.env[v.id, layout] = name
+            self.env[v.id, layout] = self.change_side(v, self.env[v.id, home], home, layout)
+
+    def change_side(self, v: Value, source: str, home: Layout, layout: Layout) -> str:
+        """A value for each row becomes one for each column, or the other way round."""
+        a, b = home.row or home.column, layout.row or layout.column
+        assert a is not None and b is not None
+        width, name = 8 if self.compute == "double" else 4, self.variable(v)
+        self.t(f"// {v} changes from rows to columns" if home.row else f"// {v} changes from columns to rows")
+        self.t(f"{self.compute} {name}{self.shape(layout)};")
+        self.t(self.sync())
+        with self.over(home) as f:
+            guard = " && ".join(filter(None, [self.one_lane(home), f"{f.flat(a)} < {a.size}" if a.padded > a.size else ""]))
+            store = f"store_shared<{self.compute}>({self.s.scratch} + {f.flat(a)} * {width}, {source}{self.at(home)});"
+            self.t(f"if ({guard}) {store}" if guard else store)
+        self.t(self.sync())
+        with self.over(layout) as f:
+            read = f"load_shared<{self.compute}>({self.s.scratch} + {f.flat(b)} * {width})"
+            self.t(f"{name}{self.at(layout)} = {f'{f.flat(b)} < {b.size} ? {read} : 0' if b.padded > b.size else read};")
+        return name
 
     # ---- contractions
     def contract(self, s: Contract) -> None:
@@ -982,7 +990,7 @@ class Fragments:
 
     def staged_tile(self, x: Operand, plan: ContractPlan) -> str:
         assert x.layout is not None and x.layout.row is not None and x.layout.column is not None
-        rows, columns = (-(-g.padded // 16) * 16 for g in (x.layout.row, x.layout.column))
+        rows, columns = staged_shape(x.layout, self.arch)
         place = str(x.offset)
         if self.in_split():
             place = f"(u32)({x.offset} + warp * {-(-x.bytes // 128) * 128})"
@@ -1091,10 +1099,8 @@ class Fragments:
         tile_var = new(f"{name}_tile")
         step = str(self.s.warps_split) if split else "1"
         begin = f"{first} + warp" if split else first
-        self.start[a] = self.axis_name[a] if tile == 1 else new(f"{name}0")
+        self.start[a] = self.axis_name[a] if tile == 1 else new(first_of(name))
         position = f"const {self.width[a]} {self.start[a]} = {tile_var} * {tile};"
-        for vid in ring:
-            self.tile_names(vid, self.s.tiles[vid])
         if ring:
             self.fetch = new(f"fetch_{name}")
             fetch = self.fetch
@@ -1346,6 +1352,11 @@ class Fragments:
         return have[0]
 
 
+def first_of(name: str) -> str:
+    """The variable for the first position of an axis' tile."""
+    return f"{name}_0" if name[-1].isdigit() else f"{name}0"
+
+
 def nest(fn: str, items: list[str], start: str) -> str:
     for x in items:
         start = f"{fn}({x}, {start})"
@@ -1380,10 +1391,8 @@ class Frame:
 
     def position(self, a: str) -> str:
         g = self.group_of(a)
-        if g is None:
+        if g is None or self.e.s.tile.get(a) == 1:
             return self.e.start.get(a, "0")
-        if a == "one":
-            return "0"
         if len(g.axes) > 1:
             self.flats[g] = None
         self.needed.setdefault(g, {})[a] = None
@@ -1492,10 +1501,8 @@ class TileFrame(Frame):
     def position(self, a: str) -> str:
         for axes, var in ((self.plan.outer, self.row), (self.plan.inner, self.column)):
             if a in axes:
-                if var == "0":
+                if var == "0" or self.e.s.tile.get(a) == 1:
                     return self.e.start.get(a, "0")
-                if a == "one":
-                    return "0"
                 self.used[a] = None
                 return self.e.axis_name[a]
         return self.e.start.get(a, "0")

@@ -39,7 +39,6 @@ from .simplify import fold_exponentials
 UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
 HALVES = ("bfloat16", "float16")
 EIGHTS = ("float8_e4m3fn", "float8_e5m2")
-MAX_STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -364,14 +363,14 @@ class _Planner:
         chain = any(c for _, _, c in shapes)
         if chain:
             rows = max((a for a, _, c in shapes if c))
-            per = 2 * arch.fragment[0] if rows >= 8 * arch.fragment[0] else arch.fragment[0]
+            per = arch.row_fragments * arch.fragment[0] if rows >= 8 * arch.fragment[0] else arch.fragment[0]
             if isinstance(want, int):
                 per = max(arch.fragment[0], -(-rows // want))
             warps = max(1, rows // per)
             if rows <= arch.fragment[0]:
                 self.split = self.splittable(want if isinstance(want, int) else 4)
             if self.split is None:
-                self.wr = min(warps, 16)
+                self.wr = min(warps, 16, arch.most_warps)
         else:
             rows = max(min(a, b) if not any(self.left_fixed(s) for s in self.matrices.values()) else a for a, b, _ in shapes)
             m0, n0 = self.extent_pair()
@@ -380,7 +379,7 @@ class _Planner:
                 (m0 / r + n0 / c, r, c)
                 for r in (1, 2, 4, 8, 16)
                 for c in (1, 2, 4, 8, 16)
-                if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or (n0 % (c * 16) == 0 and n0 // c >= 16))
+                if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or n0 % (c * arch.grain) == 0)
             ]
             while not options:
                 total //= 2
@@ -388,7 +387,7 @@ class _Planner:
                     (m0 / r + n0 / c, r, c)
                     for r in (1, 2, 4, 8, 16)
                     for c in (1, 2, 4, 8, 16)
-                    if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or (n0 % (c * 16) == 0 and n0 // c >= 16))
+                    if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or n0 % (c * arch.grain) == 0)
                 ]
             _, self.wr, self.wc = min(options)
 
@@ -599,12 +598,15 @@ class _Planner:
         for key, axes in frames:
             meet([(a, self.sides.get((*key, a)) or ROW) for a in axes])
         self.inner_columns: set[str] = set()  # summed axes of left operands in registers
+        self.inner_computed: set[str] = set()  # summed axes of operands that are not merely loaded
         for s in self.matrices.values():
             m = self.matrix(s)
             assert m is not None
             left, right = (m[0], m[1]) if self.left[s.out.id] == "a" else (m[1], m[0])
             meet([(a, ROW) for a in left] + [(a, COLUMN) for a in right])
             lv = s.a if self.left[s.out.id] == "a" else s.b
+            if any(self.dtype(v) is None or self.dtype(v) in EIGHTS for v in (s.a, s.b)):
+                self.inner_computed.update(m[2])
             if self.dtype(lv) is None or self.dtype(lv) in EIGHTS:
                 self.inner_columns.update(m[2])
                 meet([(a, COLUMN) for a in m[2]])
@@ -639,7 +641,7 @@ class _Planner:
         want = self.p.choices.get("warps")
         lanes = self.arch.warp * self.run
         wc = 1
-        while wc < 32 and columns > wc * max(lanes, 32 * self.arch.warp):
+        while wc < self.arch.most_warps and columns > wc * max(lanes, 32 * self.arch.warp):
             wc *= 2
         total = 4
         while total < 16 and columns * rows > total * 32 * self.arch.warp:
@@ -676,12 +678,14 @@ class _Planner:
             else:
                 if side == COLUMN and after and math.prod(extents) % (self.ws * self.arch.fragment[1]) == 0:
                     warps = self.ws
-                if side == COLUMN and warps > 1 and math.prod(extents) % (16 * warps) and not after:
+                if side == COLUMN and warps > 1 and math.prod(extents) % (self.arch.grain * warps) and not after:
                     warps = 1
                 g = fragment_group(axes, extents, side, warps, self.arch)
-                if side == COLUMN and set(axes) & self.inner_columns and g.padded % self.arch.fragment[2]:
+                if set(axes) & self.inner_computed:
                     up = -(-g.padded // self.arch.fragment[2]) * self.arch.fragment[2]
-                    g = replace(g, padded=up, slots=up // self.arch.fragment[1] * self.arch.column_slots)
+                    while g.slots * up % (g.padded * slots_of(side, self.arch)):
+                        up += self.arch.fragment[2]
+                    g = replace(g, padded=up, slots=g.slots * up // g.padded)
                 self.groups[key] = g
         return self.groups[key]
 
@@ -736,8 +740,16 @@ class _Planner:
                     raise Unsupported(f"a reduction over {sorted(reduced)}, part of the merged axes {g.axes}")
                 if g and set(g.axes) & reduced and not set(g.axes) <= set(self.axes(s.arg)):
                     raise Unsupported(f"a reduction over axes merged with others: {g.axes}")
+            result = self.reduced(frame, reduced)
+            if result != o.home[s.out.id]:
+                self.check_conversion(s.out, result, o.home[s.out.id])
         elif isinstance(s, Contract):
             self.place_contract(s, after)
+
+    @staticmethod
+    def reduced(frame: Layout, axes: set[str]) -> Layout:
+        """What is left of a frame after a reduction."""
+        return Layout(*(None if g and set(g.axes) & axes else g for g in frame))
 
     def place_contract(self, s: Contract, after: bool) -> None:
         m = self.matrix(s)
@@ -761,7 +773,8 @@ class _Planner:
         def operand(v: Value, own: tuple[str, ...], group: Group, left: bool) -> Operand:
             loaded = self.dtype(v)
             if loaded is not None and (kind == "plain" or loaded == dtype):
-                own_size = -(-group.padded // 16) * 16 if kind == "tensor" else group.padded
+                grain = 1 if kind == "plain" else self.arch.fragment[0] if left else self.arch.grain
+                own_size = -(-group.padded // grain) * grain
                 self.want_tile(v, group.axes, own_size, inner, inner_size)
                 return Operand("tile", v)
             if left and kind == "tensor" and (self.free(v) or self.is_left_layout(v, own, inner)):
@@ -875,7 +888,9 @@ class _Planner:
     def deferrable(self, loop: Loop, c: Carry) -> bool:
         """Is the state only ever added to (and rescaled by whole rows) until the loop ends?  Then lanes keep partial results."""
         d = next((s for s in loop.body if not isinstance(s, Store | Loop) and s.out == c.next), None)
-        if not isinstance(d, Reduce) or d.acc is None or d.op != {"+": "+", "max": "max", "min": "min", "*": "*"}.get(c.op):
+        if not isinstance(d, Reduce) or d.acc is None or d.op != c.op:
+            return False
+        if self.reduced(self.out.frames[d.out.id], set(self.live(d.axes))) != self.out.home[d.out.id]:
             return False
         chain, v = {d.out.id}, d.acc
         while v != c.phi:
@@ -929,7 +944,7 @@ class _Planner:
                 if x.where == "staged":
                     assert x.layout is not None and x.layout.row is not None and x.layout.column is not None
                     width = DTYPES[c.dtype]
-                    x.bytes = tile_bytes(-(-x.layout.row.padded // 16) * 16, -(-x.layout.column.padded // 16) * 16, width)
+                    x.bytes = tile_bytes(*staged_shape(x.layout, arch), width)
                     staged += x.bytes * self.ws
         want = p.choices.get("stages")
         trips = max((p.axes[s.axis].trips for s in walk(p.body) if isinstance(s, Loop)), default=1)
@@ -937,9 +952,9 @@ class _Planner:
             stages = max(1, want)
         else:
             room = min(arch.shared, arch.shared_sm // 2 - 1024) - fixed - staged - 1024
-            most = MAX_STAGES if self.ws > 1 or self.wr * self.arch.fragment[0] <= 32 else 2
+            most = arch.stages if self.ws > 1 or self.wr * self.arch.fragment[0] <= 32 else 2
             stages = max(2, min(most, room // ring if ring else 2))
-        stages = max(1, min(stages, trips))
+        stages = max(1, min(stages, trips, arch.stages))
         while stages > 1 and fixed + staged + ring * stages > arch.shared - 2048:
             stages -= 1
         at = 0
@@ -1001,9 +1016,12 @@ class _Planner:
                 across = max((g.warps for g in frame if g and set(g.axes) & reduced), default=1)
                 if across > 1:
                     most = max(most, across * rows * columns * width)
+                home = self.out.home[s.out.id]
+                if self.reduced(frame, reduced) != home:
+                    most = max(most, *(g.size * width for g in home if g))
         for v, have in self.out.instances.items():
             if v in self.out.home and len(have) > 1:
-                most = max(most, *(g.padded * width for layout in have for g in layout if g))
+                most = max([most, *(g.size * width for layout in have for g in layout if g)])
         return most
 
     def merge_bytes(self, loop: Loop) -> int:
@@ -1046,11 +1064,21 @@ class _Planner:
             return worst
 
         held = sum(
-            c.steps * self.arch.fragment[0] * self.arch.fragment[2] // self.arch.warp // 2 * (-(-self.out.home[v].row.padded // (16 * self.wr)))  # type: ignore[union-attr]
+            c.steps * self.arch.fragment[0] * self.arch.fragment[2] // self.arch.warp // 2 * (-(-self.out.home[v].row.padded // (self.arch.fragment[0] * self.wr)))  # type: ignore[union-attr]
             for v, c in self.out.contracts.items()
             if c.left.held
         )
         return peak(live_statements(self.p.body, set()), set()) + held
+
+
+def slots_of(side: str, arch: Arch) -> int:
+    return arch.row_slots if side == ROW else arch.column_slots
+
+
+def staged_shape(layout: Layout, arch: Arch) -> tuple[int, int]:
+    """Rows and columns of a computed operand in shared memory."""
+    assert layout.row is not None and layout.column is not None
+    return -(-layout.row.padded // arch.grain) * arch.grain, -(-layout.column.padded // arch.grain) * arch.grain
 
 
 def tile_bytes(rows: int, columns: int, width: int) -> int:

@@ -1,6 +1,7 @@
 // Primitives of NVIDIA GPUs from sm_80 on: what the tile code below is written in.  Everything that is spelled in PTX is here.
 // Compiles under NVRTC and nvcc, without any include.
-#define DEV static __device__ __forceinline__
+#pragma nv_diag_suppress 177                                   // not every kernel uses every primitive
+#define DEV __device__ __forceinline__
 #define MEMBER __device__ __forceinline__
 #define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define INLINE_LAMBDA __attribute__((always_inline))

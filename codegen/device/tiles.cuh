@@ -11,7 +11,8 @@ struct Min {
     MEMBER static double of(double a, double b) { return a < b || a != a ? a : b; }
 };
 
-constexpr float INFINITE = __builtin_inff(), NOT_A_NUMBER = __builtin_nanf("");
+#define INFINITE bits_float(0x7f800000u)
+#define NOT_A_NUMBER bits_float(0x7fffffffu)
 constexpr float LOG2_E = 1.44269504088896341f;
 
 // ---- conversions: value(x) computes with an element, as<T>(v) stores it
