@@ -1,0 +1,127 @@
+"""Runs a plan on an NVIDIA GPU: emits, compiles (through the cache), loads and launches."""
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from .. import cache
+from ..codegen.cuda.arch import cuda_arch
+from ..codegen.cuda.emit import Source, contiguous_strides, emit, is_packed
+from ..codegen.lower import lower
+from ..errors import InputError
+from ..extraction.plan import Plan
+from ..program import Program
+from .arrays import View, empty_like, stream_handle, stream_of, view
+from .compiled import Compiled, KernelInfo
+from .module import GpuModule
+
+
+class CudaRunner:
+    """Arrays of any strides are read in place.  Code is specialised for which inputs can be read 16 bytes at a time."""
+
+    def __init__(self, program: Program, plan: Plan, arch: str):
+        self.program, self.plan, self.arch = program, plan, arch
+        self._emitted: Source | None = None
+        self._variants: dict[tuple[bool, ...], GpuModule] = {}
+        self._formats: dict[tuple, tuple[GpuModule, dict[str, int]]] = {}
+        self._kernels: dict[str, KernelInfo] = {}
+        self._lock = threading.RLock()
+        self._inputs = [(i.name, i.shape, i.dtype) for i in program.inputs]
+        self._outputs = [(f"out{n}", o.shape, o.dtype) for n, o in enumerate(program.outputs)]
+
+    @property
+    def _source(self) -> Source:
+        with self._lock:
+            if self._emitted is None:
+                programs = [lower(k, self.plan.buffers, self.plan.compute_dtype) for k in self.plan.kernels]
+                self._emitted = emit(programs, self.plan.buffers, cuda_arch(self.arch))
+            return self._emitted
+
+    @property
+    def source(self) -> str:
+        return self._source.text if self.plan.kernels else "// nothing to compute: every output is empty\n"
+
+    def compile(self) -> None:
+        """Compile for contiguous inputs: what most calls need."""
+        if self.plan.kernels:
+            self._variant(tuple(is_packed(s, contiguous_strides(s), d) for _, s, d in self._inputs))
+
+    def details(self) -> list[tuple[str, ...]]:
+        return [
+            (n, f"{k.registers} registers", f"{k.spill_bytes} bytes spilled", f"{k.shared_bytes} bytes static shared memory")
+            for n, k in self._kernels.items()
+        ]
+
+    def _variant(self, packed: tuple[bool, ...]) -> GpuModule:
+        with self._lock:
+            if packed not in self._variants:
+                s = self._source
+                options = tuple(f"-D{s.packed[n]}={int(p)}" for (n, _, _), p in zip(self._inputs, packed) if n in s.packed)
+                compiled = compiled_cuda(s.text, self.arch, options)
+                self._kernels.update(compiled.kernels)
+                self._variants[packed] = GpuModule(compiled.cubin, s.launches, s.workspaces)
+            return self._variants[packed]
+
+    def __call__(self, arrays: Sequence[Any], stream: Any) -> list[Any]:
+        if not arrays:
+            raise InputError("a program without inputs cannot say on which GPU, or as what kind of array, its result is wanted")
+        handle = None if stream is None else stream_handle(stream)
+        views = [view(x, n, handle or 0) for x, (n, _, _) in zip(arrays, self._inputs)]
+        device = views[0].device
+        key = tuple((v.strides, v.pointer & 15) for v in views)
+        found = self._formats.get(key)
+        for v, (name, shape, dtype) in zip(views, self._inputs):
+            if v.shape != shape or v.dtype != dtype or v.device != device:
+                raise self._mismatch(v, name, shape, dtype, device)
+        outs = [empty_like(arrays[0], s, d, device, handle) for _, s, d in self._outputs]
+        if not self.plan.kernels:
+            return outs
+        if found is None:
+            found = self._format(key, views)
+        module, strides = found
+        values = dict(strides)
+        for v, (name, _, _) in zip(views, self._inputs):
+            values[name] = v.pointer
+        for o, (name, _, _) in zip(outs, self._outputs):
+            values[name] = view(o, name).pointer
+        module.run(values, stream_of(arrays[0], device) if handle is None else handle, device)
+        return outs
+
+    def _format(self, key: tuple, views: list[View]) -> tuple[GpuModule, dict[str, int]]:
+        packed = tuple(is_packed(v.shape, v.strides, v.dtype, v.pointer) for v in views)
+        strides = {f"{n}.stride{d}": s for v, (n, _, _) in zip(views, self._inputs) for d, s in enumerate(v.strides)}
+        for n, shape, _ in self._outputs:
+            strides |= {f"{n}.stride{d}": s for d, s in enumerate(contiguous_strides(shape))}
+        if len(self._formats) > 64:
+            self._formats.clear()
+        self._formats[key] = found = self._variant(packed), strides
+        return found
+
+    @staticmethod
+    def _mismatch(v: View, name: str, shape: tuple[int, ...], dtype: str, device: int) -> InputError:
+        if v.shape != shape:
+            return InputError(f"{name} has shape {tuple(v.shape)}, the kernel was made for {shape}", "optimize for this shape too")
+        if v.dtype != dtype:
+            return InputError(f"{name} has dtype {v.dtype}, the kernel was made for {dtype}", "convert it, or optimize for this dtype")
+        return InputError(f"{name} lies on GPU {v.device}, the first array on GPU {device}", "move them to one device")
+
+
+def compiled_cuda(source: str, arch: str, options: tuple[str, ...]) -> Compiled:
+    """Machine code for a source, from the cache if it is there."""
+    from .nvrtc import compile_cuda, compiler_version
+
+    key = cache.digest("cubin", source, arch, *options, compiler_version(arch))
+    raw = cache.read(key)
+    if raw is not None:
+        head, _, cubin = raw.partition(b"\n")
+        return Compiled(cubin=cubin, log="", kernels={n: KernelInfo(**k) for n, k in json.loads(head).items()})
+    c = compile_cuda(source, arch, options=options)
+    head = json.dumps({n: vars_of(k) for n, k in c.kernels.items()}).encode()
+    cache.write(key, head + b"\n" + c.cubin)
+    return c
+
+
+def vars_of(k: KernelInfo) -> dict[str, int]:
+    return {f: getattr(k, f) for f in k.__dataclass_fields__}
