@@ -58,7 +58,7 @@ def read(key: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as e:
-        _warn(f"cache entry {path} cannot be read: {e.strerror}")
+        warn(f"cache entry {path} cannot be read: {e.strerror}")
         return None
     head, newline, payload = raw.partition(b"\n")
     try:
@@ -66,7 +66,7 @@ def read(key: str) -> bytes | None:
     except ValueError:
         meta = None
     if meta != {"format": FORMAT, "key": key, "sha256": hashlib.sha256(payload).hexdigest()}:
-        _warn(f"cache entry {path} is damaged or not ours; it is ignored and made again")
+        warn(f"cache entry {path} is damaged or not ours; it is ignored and made again")
         return None
     return payload
 
@@ -77,7 +77,7 @@ def write(key: str, payload: bytes) -> None:
     try:
         write_atomically(directory() / key[:2] / key, [json.dumps(meta).encode(), b"\n", payload])
     except OSError as e:
-        _warn(f"cache folder {directory()} cannot be written ({e.strerror}); set EQSAT_NEPTUNE_CACHE to one that can")
+        warn(f"cache folder {directory()} cannot be written ({e.strerror}); set EQSAT_NEPTUNE_CACHE to one that can")
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
@@ -94,5 +94,5 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
         raise
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)

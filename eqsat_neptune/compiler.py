@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from . import cache
 from .codegen.serial import to_json
 from .errors import EqsatError, PlanError
-from .extraction.plan import Plan
+from .extraction.plan import Buffer, Plan, Store
 from .kernel import Kernel, Record
 from .program import Program, TensorSpec
 from .targets import Target, parse_target
@@ -39,11 +41,13 @@ def optimize(
     numerics      "safe": reassociation where bounds show that it cannot overflow; "fast": without that check; "strict": only
                   rules that are exact
     tune          measure the best `tune` candidates on the device and take the fastest (0: trust the cost model)
-    rules         the rules to use instead of all registered ones
+    rules         `Rule`s to use instead of all of `rules.RULES`
     cost_model    a `cost_models.CostModel` instead of the target's own
     memory_limit  bytes that intermediates in memory may take
     verify        check the saturated e-graph and the kernel on random instances; EqsatError if they disagree
-    progress      True or a callable (stage, done, total); None: a bar once a search takes long
+    progress      True or a callable (stage, done, total); None: a bar once a search takes long; False: none
+
+    Raises EqsatError for an argument that none of this allows, PlanError if no plan keeps to the memory limit.
     """
     if callable(program) and not isinstance(program, Program) and not hasattr(program, "bind"):
         from .trace import trace
@@ -53,10 +57,7 @@ def optimize(
         program = trace(program, *specs)
     elif specs is not None:
         raise EqsatError("specs go with a function; this program has its own", "leave out specs=")
-    if numerics not in NUMERICS:
-        raise EqsatError(f"numerics must be one of {', '.join(map(repr, NUMERICS))}, not {numerics!r}")
-    if not isinstance(tune, int) or tune < 0:
-        raise EqsatError(f"tune must be an int ≥ 0, not {tune!r}")
+    rules = _checked(numerics, tune, rules, cost_model, memory_limit, progress)
     options = dict(numerics=numerics, tune=tune, rules=rules, cost_model=cost_model, memory_limit=memory_limit, verify=verify)
     if hasattr(program, "bind") and not isinstance(program, Program):
         from .dynamic import DynamicKernel
@@ -82,15 +83,45 @@ def optimize(
     return kernel
 
 
-def _key(program: Program, target: Target, numerics: str, tune: int, memory_limit: int | None) -> str:
-    import os
+def _checked(numerics: Any, tune: Any, rules: Any, cost_model: Any, memory_limit: Any, progress: Any) -> tuple[Any, ...] | None:
+    """The rules; EqsatError if an option has no meaning."""
+    if numerics not in NUMERICS:
+        raise EqsatError(f"numerics must be one of {', '.join(map(repr, NUMERICS))}, not {numerics!r}")
+    if not isinstance(tune, int) or isinstance(tune, bool) or tune < 0:
+        raise EqsatError(f"tune must be an int ≥ 0, not {tune!r}", "it is the number of candidates to measure")
+    if memory_limit is not None and (not isinstance(memory_limit, int) or isinstance(memory_limit, bool) or memory_limit < 0):
+        raise EqsatError(f"memory_limit must be a number of bytes, an int ≥ 0, not {memory_limit!r}")
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise EqsatError(f"progress must be True, False, None or a callable (stage, done, total), not {progress!r}")
+    if cost_model is not None and not (hasattr(cost_model, "cost") and hasattr(cost_model, "tensor_dtypes")):
+        raise EqsatError(f"cost_model must be a cost_models.CostModel, not {cost_model!r}", 'for example cost_models.model_for("cuda:sm_80")')
+    if rules is None:
+        return None
+    from .rules import Rule
 
     try:
-        egglog = version("egglog")
-    except PackageNotFoundError:
-        egglog = "none"
+        chosen = tuple(rules)
+    except TypeError:
+        raise EqsatError(f"rules must be a collection of Rules, not {rules!r}", "choose from eqsat_neptune.rules.RULES") from None
+    for r in chosen:
+        if not isinstance(r, Rule):
+            raise EqsatError(f"rules must hold Rules, not {r!r}", "choose from eqsat_neptune.rules.RULES")
+    return chosen
+
+
+def _key(program: Program, target: Target, numerics: str, tune: int, memory_limit: int | None) -> str:
     host = str(os.cpu_count()) if target.kind == "cpu" else ""
-    return cache.digest("plan", to_json(program), str(target), numerics, str(tune), str(memory_limit), egglog, host)
+    return cache.digest("plan", to_json(program), str(target), numerics, str(tune), str(memory_limit), _engine_build(), host)
+
+
+def _engine_build() -> str:
+    """Which build of egglog is installed.  Its own metadata would say, but reading that takes longer than all else on the way
+    to a cached kernel."""
+    spec = find_spec("egglog")
+    if spec is None or spec.origin is None:
+        return "none"
+    files = sorted(Path(spec.origin).parent.glob("bindings*"))
+    return " ".join(f"{f.name} {s.st_size} {s.st_mtime_ns}" for f in files for s in [f.stat()])
 
 
 def _cached(key: str, program: Program, target: Target) -> Record | None:
@@ -100,7 +131,7 @@ def _cached(key: str, program: Program, target: Target) -> Record | None:
     try:
         record = Record.from_bytes(raw)
     except (ValueError, KeyError, TypeError):
-        cache._warn(f"cache entry {key} is damaged; it is made again")
+        cache.warn(f"cache entry {key} is damaged; it is made again")
         return None
     return record if record.target == target and to_json(record.program) == to_json(program) else None
 
@@ -111,21 +142,22 @@ def _compile(
     *,
     numerics: str,
     tune: int,
-    rules: Iterable[Any] | None,
+    rules: tuple[Any, ...] | None,
     cost_model: Any,
     memory_limit: int | None,
     verify: bool,
     progress: Any,
 ) -> Record:
-    full, live = program, tuple(o for o in program.outputs if math.prod(o.shape))
-    if not live:                                             # nothing to compute: outputs without elements
-        return Record(full, target, Plan((), {}, program.compute_dtype), {"form": []})
+    full, numbers = program, [n for n, o in enumerate(program.outputs) if math.prod(o.shape)]
+    empty = {f"out{n}": Buffer(f"out{n}", o.shape, o.dtype, "output") for n, o in enumerate(full.outputs) if not math.prod(o.shape)}
+    if not numbers:                                          # nothing to compute
+        return Record(full, target, Plan((), empty, program.compute_dtype), {"form": ["no elements"] * len(empty)})
     from . import egraph
     from .cost_models import model_for
     from .extraction.extract import extract
 
     t0 = time.perf_counter()
-    program = replace(program, outputs=live)
+    program = replace(program, outputs=tuple(full.outputs[n] for n in numbers))
     model = cost_model or model_for(str(target))
     with _progress(progress) as step:
         saturated = egraph.saturate(program, rules=_rules(rules, numerics), splittable=splittable(program, target))
@@ -140,8 +172,12 @@ def _compile(
         from .tuning import fastest
 
         plan = fastest(found, plan, program, target, tune)
+    form = list(found.form)
+    if empty:
+        form = [form.pop(0) if n in numbers else "no elements" for n in range(len(full.outputs))]
+        plan = _numbered(plan, {f"out{i}": f"out{n}" for i, n in enumerate(numbers)}, empty)
     info = {
-        "form": list(found.form),
+        "form": form,
         "egraph": {
             "nodes": saturated.graph.size,
             "classes": len(saturated.graph.nodes),
@@ -165,13 +201,23 @@ def splittable(program: Program, target: Target) -> tuple[str, ...]:
     return tuple(a for a in seen if program.axes[a] >= least)
 
 
-def _rules(rules: Iterable[Any] | None, numerics: str) -> Any:
-    if rules is None and numerics != "strict":
-        return None
-    from .rules import registry
+def _rules(rules: tuple[Any, ...] | None, numerics: str) -> Any:
+    if numerics != "strict":
+        return rules
+    from .rules import RULES
 
-    chosen = list(rules) if rules is not None else list(registry())
-    return [r for r in chosen if r.numerics == "exact"] if numerics == "strict" else chosen
+    return tuple(r for r in (RULES if rules is None else rules) if r.numerics == "exact")
+
+
+def _numbered(plan: Plan, names: Mapping[str, str], empty: Mapping[str, Buffer]) -> Plan:
+    """The plan with its outputs under the numbers that they have in the program, and the outputs that have no elements."""
+
+    def new(s: Store) -> Store:
+        return replace(s, buffer=names.get(s.buffer, s.buffer))
+
+    kernels = tuple(replace(k, stores=tuple(map(new, k.stores))) for k in plan.kernels)
+    buffers = [replace(b, name=names.get(b.name, b.name)) for b in plan.buffers.values()]
+    return Plan(kernels, {b.name: b for b in buffers} | empty, plan.compute_dtype)
 
 
 def _within(found: Any, limit: int) -> Plan:

@@ -158,9 +158,13 @@ class Kernel:
         return f"<Kernel {self.program.name} for {self.target}: {len(self.plan.kernels)} kernels, {seconds(self.cost.seconds)} predicted>"
 
     def save(self, path: str | Path) -> None:
-        """Write the kernel to a file that `load` reads, on a machine without egglog too.  The file holds data only."""
+        """Write the kernel to a file that `load` reads, on a machine without egglog too.  The file holds data only.
+        SavedKernelError if it cannot be written; what was there before is then still there."""
         head = json.dumps({"format": FORMAT, "version": _version()}).encode()
-        cache.write_atomically(Path(path), [head, b"\n", self._record.to_bytes()])
+        try:
+            cache.write_atomically(Path(path), [head, b"\n", self._record.to_bytes()])
+        except OSError as e:
+            raise SavedKernelError(f"cannot write {path}: {e.strerror}") from None
 
 
 def load(path: str | Path) -> Kernel:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .errors import EqsatError
 from .program import FLOATS, Input, Output, Program
 from .terms import Affine, Term, make, postorder, rewrite
 
@@ -28,13 +29,24 @@ class Verdict:
 
 def verify(program: Program, kernel: Any = None, *, seed: int = 0) -> Verdict:
     """Every e-node of every e-class of the saturated e-graph of a small instance evaluates to its class's value; the plan chosen for
-    that instance, run on the cpu, agrees with `evaluate`; so does `kernel`, if its own extents are small enough to evaluate."""
+    that instance, run on the cpu, agrees with `evaluate`; so does `kernel`, if it runs on the cpu and is small enough to evaluate.
+
+    With a `Term` in the kernel's place: does it have the value of the program's first output?  EqsatError for anything else.
+    """
     from .compiler import optimize, splittable
     from .egraph import saturate
+    from .kernel import Kernel
     from .reference import evaluate
     from .targets import Target
     from .testing import check_graph
 
+    if not isinstance(program, Program):
+        remedy = "bind its extents first: program.bind(n=…)" if hasattr(program, "bind") else "trace the function first"
+        raise EqsatError(f"verify takes a traced program, not {type(program).__name__}", remedy)
+    if isinstance(kernel, Term):
+        return _same_value(program, kernel, seed)
+    if kernel is not None and not isinstance(kernel, Kernel):
+        raise EqsatError(f"verify takes a kernel or a term, not {type(kernel).__name__}", "a kernel is what optimize returns")
     small = shrink(program)
     saturated = saturate(small, splittable=splittable(program, Target("cuda")))
     verdict = check_graph(saturated, small, seed)
@@ -54,6 +66,20 @@ def verify(program: Program, kernel: Any = None, *, seed: int = 0) -> Verdict:
     return Verdict(True, "; ".join(evidence))
 
 
+def _same_value(program: Program, term: Term, seed: int) -> Verdict:
+    """Does a term over the program's axes and inputs have the value of its first output?  On a small instance, in float64."""
+    from .reference import Env, evaluate_term
+
+    first = program.outputs[0]
+    small = shrink(replace(program, outputs=(first, replace(first, term=term))))
+    arrays = {i.name: x for i, x in zip(small.inputs, random_inputs(small, np.random.default_rng(seed)))}
+    env = Env(small.axes, arrays, dict.fromkeys(small.axes, 3))
+    axes, (want, got) = env.align([evaluate_term(o.term, env) for o in small.outputs])
+    bad = disagreement(*np.broadcast_arrays(want, got), "float64")
+    where = f"seed {seed}, extents {small.axes}"
+    return Verdict(False, "", f"{bad} ({where})") if bad else Verdict(True, f"the term has the output's values ({where})")
+
+
 def disagreement(want: np.ndarray, got: np.ndarray, dtype: str) -> str | None:
     """What differs beyond the rounding of the dtype, if anything does."""
     tolerance = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 3e-2}.get(dtype, 0.5 if dtype.startswith("float8") else 0.0)
@@ -62,6 +88,8 @@ def disagreement(want: np.ndarray, got: np.ndarray, dtype: str) -> str | None:
         return "a number where the program gives NaN"
     if (finite & ~np.isfinite(got)).any():
         return "inf or NaN where the program is finite"
+    if (np.isinf(want) & (got != want)).any():
+        return "another value where the program is infinite"
     scale = np.abs(want[finite]).max(initial=0.0)
     error = np.abs(np.where(finite, got - want, 0.0)).max(initial=0.0)
     return None if error <= tolerance * max(scale, 1e-30) else f"error {error:.3g} at values up to {scale:.3g}"

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from ..codegen.cpu import CpuKernel
-from ..errors import InputError, WrongDevice
+from ..codegen.cpu.layout import element_type
+from ..errors import DtypeError, InputError
 from ..extraction.plan import Plan
 from ..program import Input, Program, dtype_name
+from .arrays import require_host
 
 
 class CpuRunner:
@@ -35,19 +37,28 @@ class CpuRunner:
 
 
 def as_array(spec: Input, x: Any) -> np.ndarray:
-    """The argument as a NumPy array of the declared shape and dtype, without a copy."""
+    """The argument as a NumPy array of the declared shape and dtype, without a copy.  A number will do for an input of shape ()."""
+    require_host(x, spec.name)
     if not isinstance(x, np.ndarray | np.generic):
-        if hasattr(x, "__cuda_array_interface__") or getattr(getattr(x, "device", None), "type", "cpu") not in ("cpu",):
-            raise WrongDevice(f"{spec.name} lies on a GPU, this kernel runs on the cpu", 'move it, or optimize for target="cuda"')
+        if isinstance(x, int | float) and not spec.shape:
+            return np.asarray(x, element_type(spec.dtype))
         if not hasattr(x, "__array__"):
             raise InputError(f"{spec.name} must be a NumPy array, not {type(x).__name__}")
-        x = np.asarray(x)
+        try:
+            x = np.asarray(x)
+        except Exception as e:                              # whatever the array's own library raises
+            raise InputError(
+                f"{spec.name} ({type(x).__name__}) cannot be read as a NumPy array: {str(e).partition(chr(10))[0]}", "convert it first"
+            ) from None
+    if isinstance(x, np.ma.MaskedArray):
+        raise InputError(f"{spec.name} is a masked array", "fill in the masked values first: x.filled(…)")
     if x.shape != spec.shape:
         raise InputError(f"{spec.name} has shape {x.shape}, the kernel was made for {spec.shape}", "optimize for this shape too")
     try:
         name = dtype_name(x.dtype)
-    except Exception:
+    except DtypeError:
         name = str(x.dtype)
     if name != spec.dtype or not x.dtype.isnative:
-        raise InputError(f"{spec.name} has dtype {x.dtype}, the kernel was made for {spec.dtype}", f"convert it: x.astype({spec.dtype})")
+        said = x.dtype.str if name == spec.dtype else name
+        raise InputError(f"{spec.name} has dtype {said}, the kernel was made for {spec.dtype}", f'convert it: {spec.name}.astype("{spec.dtype}")')
     return np.asarray(x)
