@@ -1,9 +1,10 @@
 """The persistent cache: one file an entry, written whole or not at all, believed only if its digest fits.
 
-An entry is a JSON header line (format, key, sha256 of the payload) and the payload.  The key is a digest of everything that the payload
-depends on, this package's own source included, so no entry of another version is ever read.  Trouble with the disk costs a
-warning and time, never a result.
+An entry is a JSON header line (format, key, sha256 of the payload) and the payload.  The key is a digest of everything that the
+payload depends on, this package's own source included, so no entry of another version is ever read.  Trouble with the disk
+costs a warning and time, never a result.
 """
+
 from __future__ import annotations
 
 import contextlib

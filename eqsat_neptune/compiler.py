@@ -1,4 +1,5 @@
 """`optimize`: the stages in order, the cache around them."""
+
 from __future__ import annotations
 
 import math
@@ -62,7 +63,7 @@ def optimize(
     if hasattr(program, "bind") and not isinstance(program, Program):
         from .dynamic import DynamicKernel
 
-        return DynamicKernel(program, parse_target(target), options, progress)      # type: ignore[return-value]
+        return DynamicKernel(program, parse_target(target), options, progress)  # type: ignore[return-value]
     if not isinstance(program, Program):
         raise EqsatError(f"optimize takes a traced program or a function, not {type(program).__name__}")
     where = parse_target(target)
@@ -70,7 +71,7 @@ def optimize(
     record = _cached(key, program, where) if key else None
     from_cache = record is not None
     if record is None:
-        record = _compile(program, where, progress=progress, **options)             # type: ignore[arg-type]
+        record = _compile(program, where, progress=progress, **options)  # type: ignore[arg-type]
         if key:
             cache.write(key, record.to_bytes())
     kernel = Kernel(record, from_cache=from_cache)
@@ -94,7 +95,9 @@ def _checked(numerics: Any, tune: Any, rules: Any, cost_model: Any, memory_limit
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise EqsatError(f"progress must be True, False, None or a callable (stage, done, total), not {progress!r}")
     if cost_model is not None and not (hasattr(cost_model, "cost") and hasattr(cost_model, "tensor_dtypes")):
-        raise EqsatError(f"cost_model must be a cost_models.CostModel, not {cost_model!r}", 'for example cost_models.model_for("cuda:sm_80")')
+        raise EqsatError(
+            f"cost_model must be a cost_models.CostModel, not {cost_model!r}", 'for example cost_models.model_for("cuda:sm_80")'
+        )
     if rules is None:
         return None
     from .rules import Rule
@@ -149,8 +152,10 @@ def _compile(
     progress: Any,
 ) -> Record:
     full, numbers = program, [n for n, o in enumerate(program.outputs) if math.prod(o.shape)]
-    empty = {f"out{n}": Buffer(f"out{n}", o.shape, o.dtype, "output") for n, o in enumerate(full.outputs) if not math.prod(o.shape)}
-    if not numbers:                                          # nothing to compute
+    empty = {
+        f"out{n}": Buffer(f"out{n}", o.shape, o.dtype, "output") for n, o in enumerate(full.outputs) if not math.prod(o.shape)
+    }
+    if not numbers:  # nothing to compute
         return Record(full, target, Plan((), empty, program.compute_dtype), {"form": ["no elements"] * len(empty)})
     from . import egraph
     from .cost_models import model_for
@@ -182,7 +187,8 @@ def _compile(
             "nodes": saturated.graph.size,
             "classes": len(saturated.graph.nodes),
             "phases": [
-                {"name": p.name, "iterations": p.iterations, "nodes": p.nodes, "seconds": p.seconds, "stop": p.stop} for p in saturated.stats
+                {"name": p.name, "iterations": p.iterations, "nodes": p.nodes, "seconds": p.seconds, "stop": p.stop}
+                for p in saturated.stats
             ],
         },
         "seconds": {"saturation": t1 - t0, "extraction": t2 - t1},
@@ -197,7 +203,7 @@ def splittable(program: Program, target: Target) -> tuple[str, ...]:
     from .terms import postorder
 
     least = 4096 if target.kind == "cpu" else 512
-    seen = {t.attr[1]: None for t in postorder(o.term for o in program.outputs) if t.op == "red"}      # type: ignore[index]
+    seen = {t.attr[1]: None for t in postorder(o.term for o in program.outputs) if t.op == "red"}  # type: ignore[index]
     return tuple(a for a in seen if program.axes[a] >= least)
 
 

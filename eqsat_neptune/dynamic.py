@@ -1,4 +1,5 @@
 """Kernels of programs with dynamic extents: one specialised kernel for each set of extents met."""
+
 from __future__ import annotations
 
 import threading

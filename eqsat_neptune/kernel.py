@@ -1,4 +1,5 @@
 """What `optimize` returns: a callable with its plan, source, predicted cost, report and derivation."""
+
 from __future__ import annotations
 
 import json
@@ -58,7 +59,7 @@ class Kernel:
 
     def __init__(self, record: Record, *, from_cache: bool = False):
         self._record = record
-        self.from_cache = from_cache            # `optimize` found it in the cache and searched nothing
+        self.from_cache = from_cache  # `optimize` found it in the cache and searched nothing
         self._runner: Runner | None = None
         self._lock = threading.Lock()
 
@@ -120,13 +121,17 @@ class Kernel:
         rows = []
         for k in plan.kernels:
             c = k.cost or Cost(0.0)
-            ax = ", ".join(f"{a}:{x.extent}" + (f"/{x.tile}" if x.tile != x.extent else "") + f" {x.role}" for a, x in k.axes.items())
+            ax = ", ".join(
+                f"{a}:{x.extent}" + (f"/{x.tile}" if x.tile != x.extent else "") + f" {x.role}" for a, x in k.axes.items()
+            )
             choices = ", ".join(f"{n}={v}" for n, v in k.choices.items())
             rows.append((k.name, seconds(c.seconds), f"bound by {c.bound}", ax, choices))
         r.sections.append(Section(f"Kernels ({len(plan.kernels)}), predicted {seconds(total.seconds)}", rows))
         parts = sorted(total.parts.items(), key=lambda p: -p[1])
         r.sections.append(
-            Section("Roofline", [(n, seconds(v), f"{100 * v / total.seconds:.0f}%" if total.seconds else "") for n, v in parts if v])
+            Section(
+                "Roofline", [(n, seconds(v), f"{100 * v / total.seconds:.0f}%" if total.seconds else "") for n, v in parts if v]
+            )
         )
         temps = [b for b in plan.buffers.values() if b.kind == "temp"]
         if temps:
@@ -139,7 +144,10 @@ class Kernel:
             r.sections.append(
                 Section(
                     "Candidates that lost",
-                    [(f"{c['seconds'] / total.seconds:.2f}×" if total.seconds else "", f"{c['kernels']} kernels", c["form"]) for c in lost],
+                    [
+                        (f"{c['seconds'] / total.seconds:.2f}×" if total.seconds else "", f"{c['kernels']} kernels", c["form"])
+                        for c in lost
+                    ],
                 )
             )
         eg = info.get("egraph", {})
@@ -155,7 +163,8 @@ class Kernel:
         return r
 
     def __repr__(self) -> str:
-        return f"<Kernel {self.program.name} for {self.target}: {len(self.plan.kernels)} kernels, {seconds(self.cost.seconds)} predicted>"
+        time = seconds(self.cost.seconds)
+        return f"<Kernel {self.program.name} for {self.target}: {len(self.plan.kernels)} kernels, {time} predicted>"
 
     def save(self, path: str | Path) -> None:
         """Write the kernel to a file that `load` reads, on a machine without egglog too.  The file holds data only.
@@ -182,7 +191,8 @@ def load(path: str | Path) -> Kernel:
         raise SavedKernelError(f"{path} is not a saved kernel", "files written by Kernel.save are")
     if meta.get("version") != _version():
         raise SavedKernelError(
-            f"{path} was saved by version {meta.get('version')}, this is {_version()}", "optimize and save it again with this version"
+            f"{path} was saved by version {meta.get('version')}, this is {_version()}",
+            "optimize and save it again with this version",
         )
     try:
         return Kernel(Record.from_bytes(payload))

@@ -1,4 +1,5 @@
 """What `kernel.report()` shows: text on a terminal, a table in a notebook."""
+
 from __future__ import annotations
 
 import html
@@ -42,6 +43,8 @@ class Report:
     def _repr_html_(self) -> str:
         parts = [f"<h4>{html.escape(self.title)}</h4>"]
         for s in self.sections:
-            rows = "".join("<tr>" + "".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in r) + "</tr>" for r in s.rows)
+            rows = "".join(
+                "<tr>" + "".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in r) + "</tr>" for r in s.rows
+            )
             parts.append(f"<b>{html.escape(s.title)}</b><table>{rows}</table>")
         return "".join(parts)

@@ -1,4 +1,5 @@
-"""`verify`: does a kernel compute its program?  Checked on a small instance of the same program, and on the kernel itself if it is small."""
+"""`verify`: does a kernel compute its program?  Checked on a small instance of the program, and on the kernel itself if it is small."""
+
 from __future__ import annotations
 
 import math
@@ -11,7 +12,7 @@ from .errors import EqsatError
 from .program import FLOATS, Input, Output, Program
 from .terms import Affine, Term, make, postorder, rewrite
 
-LARGEST = 1 << 22                           # elements of the whole iteration space that are still evaluated as they are
+LARGEST = 1 << 22  # elements of the whole iteration space that are still evaluated as they are
 SMALL = (3, 5, 7, 4, 6, 11, 2)
 
 
@@ -28,8 +29,8 @@ class Verdict:
 
 
 def verify(program: Program, kernel: Any = None, *, seed: int = 0) -> Verdict:
-    """Every e-node of every e-class of the saturated e-graph of a small instance evaluates to its class's value; the plan chosen for
-    that instance, run on the cpu, agrees with `evaluate`; so does `kernel`, if it runs on the cpu and is small enough to evaluate.
+    """Every e-node of every e-class of the saturated e-graph of a small instance evaluates to its class's value; the plan chosen
+    for that instance, run on the cpu, agrees with `evaluate`; so does `kernel`, if it runs on the cpu and is small enough.
 
     With a `Term` in the kernel's place: does it have the value of the program's first output?  EqsatError for anything else.
     """
@@ -74,7 +75,7 @@ def _same_value(program: Program, term: Term, seed: int) -> Verdict:
     small = shrink(replace(program, outputs=(first, replace(first, term=term))))
     arrays = {i.name: x for i, x in zip(small.inputs, random_inputs(small, np.random.default_rng(seed)))}
     env = Env(small.axes, arrays, dict.fromkeys(small.axes, 3))
-    axes, (want, got) = env.align([evaluate_term(o.term, env) for o in small.outputs])
+    _, (want, got) = env.align([evaluate_term(o.term, env) for o in small.outputs])
     bad = disagreement(*np.broadcast_arrays(want, got), "float64")
     where = f"seed {seed}, extents {small.axes}"
     return Verdict(False, "", f"{bad} ({where})") if bad else Verdict(True, f"the term has the output's values ({where})")
@@ -82,7 +83,9 @@ def _same_value(program: Program, term: Term, seed: int) -> Verdict:
 
 def disagreement(want: np.ndarray, got: np.ndarray, dtype: str) -> str | None:
     """What differs beyond the rounding of the dtype, if anything does."""
-    tolerance = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 3e-2}.get(dtype, 0.5 if dtype.startswith("float8") else 0.0)
+    tolerance = {"float64": 1e-10, "float32": 2e-5, "float16": 5e-3, "bfloat16": 3e-2}.get(
+        dtype, 0.5 if dtype.startswith("float8") else 0.0
+    )
     finite = np.isfinite(want)
     if (np.isnan(want) & ~np.isnan(got)).any():
         return "a number where the program gives NaN"
@@ -108,7 +111,11 @@ def random_inputs(program: Program, rng: np.random.Generator) -> list[np.ndarray
     for i in program.inputs:
         lo, hi = i.range or (-math.inf, math.inf)
         if i.dtype in FLOATS:
-            x = rng.uniform(lo, hi, i.shape) if math.isfinite(lo) and math.isfinite(hi) else np.clip(rng.standard_normal(i.shape), lo, hi)
+            x = (
+                rng.uniform(lo, hi, i.shape)
+                if math.isfinite(lo) and math.isfinite(hi)
+                else np.clip(rng.standard_normal(i.shape), lo, hi)
+            )
         else:
             x = rng.integers(int(max(lo, 0)), int(min(hi, 1)) + 1 if math.isinf(hi) else int(hi) + 1, i.shape)
         out.append(np.asarray(x).astype(np.dtype(i.dtype)))
@@ -116,8 +123,8 @@ def random_inputs(program: Program, rng: np.random.Generator) -> list[np.ndarray
 
 
 def shrink(program: Program) -> Program:
-    """The same program at small, mostly odd extents.  An axis keeps its extent if an index uses it with an offset or a stride that is
-    not the row-major one of its dimension."""
+    """The same program at small, mostly odd extents.  An axis keeps its extent if an index uses it with an offset or a stride that
+    is not the row-major one of its dimension."""
     shapes = {i.name: i.shape for i in program.inputs}
     fixed: set[str] = set()
     same: dict[str, str] = {}
@@ -130,12 +137,12 @@ def shrink(program: Program) -> Program:
     terms = list(postorder(o.term for o in program.outputs))
     for t in terms:
         if t.op == "input":
-            name, index = t.attr                                                 # type: ignore[misc]
+            name, index = t.attr  # type: ignore[misc]
             for ix, n in zip(index, shapes[name]):
                 if not clean(ix, program.axes, n):
                     fixed.update(ix.axes)
         elif t.op == "view":
-            for a, ix in t.attr:                                                 # type: ignore[attr-defined]
+            for a, ix in t.attr:  # type: ignore[attr-defined]
                 if ix.terms != ((ix.axes[0], 1),) if ix.axes else True:
                     fixed.update((a, *ix.axes))
                 elif ix.const or program.axes[a] != program.axes[ix.axes[0]]:
@@ -143,7 +150,7 @@ def shrink(program: Program) -> Program:
                 elif root(a) != root(ix.axes[0]):
                     same[root(a)] = root(ix.axes[0])
         elif t.op == "gather":
-            fixed.add(t.attr)                                                    # type: ignore[arg-type]
+            fixed.add(t.attr)  # type: ignore[arg-type]
     keep = {root(a) for a in fixed}
     roots = list(dict.fromkeys(root(a) for a in program.axes))
     size = {r: program.axes[r] if r in keep else min(program.axes[r], SMALL[n % len(SMALL)]) for n, r in enumerate(roots)}
@@ -155,18 +162,21 @@ def shrink(program: Program) -> Program:
     def f(t: Term, args: tuple[Term, ...]) -> Term | None:
         if t.op != "input":
             return None
-        name, index = t.attr                                                     # type: ignore[misc]
+        name, index = t.attr  # type: ignore[misc]
         return make("input", (name, tuple(resize(ix, n) for ix, n in zip(index, shapes[name]))))
 
     new = rewrite([o.term for o in program.outputs], f)
     shape = dict(shapes)
     for t in terms:
         if t.op == "input":
-            name, index = t.attr                                                 # type: ignore[misc]
-            shape[name] = tuple(math.prod(axes[a] for a in ix.axes) if clean(ix, program.axes, n) else n
-                                for ix, n in zip(index, shapes[name]))
+            name, index = t.attr  # type: ignore[misc]
+            shape[name] = tuple(
+                math.prod(axes[a] for a in ix.axes) if clean(ix, program.axes, n) else n for ix, n in zip(index, shapes[name])
+            )
     ins = tuple(Input(i.name, shape[i.name], i.dtype, i.range) for i in program.inputs)
-    outs = tuple(Output(t, o.dims, tuple(math.prod(axes[a] for a in d) for d in o.dims), o.dtype) for t, o in zip(new, program.outputs))
+    outs = tuple(
+        Output(t, o.dims, tuple(math.prod(axes[a] for a in d) for d in o.dims), o.dtype) for t, o in zip(new, program.outputs)
+    )
     return replace(program, inputs=ins, outputs=outs, axes=axes)
 
 

@@ -1,4 +1,5 @@
 """Runs a plan on NumPy arrays."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class CpuRunner:
 
 
 def as_array(spec: Input, x: Any) -> np.ndarray:
-    """The argument as a NumPy array of the declared shape and dtype, without a copy.  A number will do for an input of shape ()."""
+    """The argument as a NumPy array of the declared shape and dtype, without a copy; for an input of shape () a number will do."""
     require_host(x, spec.name)
     if not isinstance(x, np.ndarray | np.generic):
         if isinstance(x, int | float) and not spec.shape:
@@ -46,9 +47,10 @@ def as_array(spec: Input, x: Any) -> np.ndarray:
             raise InputError(f"{spec.name} must be a NumPy array, not {type(x).__name__}")
         try:
             x = np.asarray(x)
-        except Exception as e:                              # whatever the array's own library raises
+        except Exception as e:  # whatever the array's own library raises
             raise InputError(
-                f"{spec.name} ({type(x).__name__}) cannot be read as a NumPy array: {str(e).partition(chr(10))[0]}", "convert it first"
+                f"{spec.name} ({type(x).__name__}) cannot be read as a NumPy array: {str(e).partition(chr(10))[0]}",
+                "convert it first",
             ) from None
     if isinstance(x, np.ma.MaskedArray):
         raise InputError(f"{spec.name} is a masked array", "fill in the masked values first: x.filled(…)")
@@ -60,5 +62,8 @@ def as_array(spec: Input, x: Any) -> np.ndarray:
         name = str(x.dtype)
     if name != spec.dtype or not x.dtype.isnative:
         said = x.dtype.str if name == spec.dtype else name
-        raise InputError(f"{spec.name} has dtype {said}, the kernel was made for {spec.dtype}", f'convert it: {spec.name}.astype("{spec.dtype}")')
+        raise InputError(
+            f"{spec.name} has dtype {said}, the kernel was made for {spec.dtype}",
+            f'convert it: {spec.name}.astype("{spec.dtype}")',
+        )
     return np.asarray(x)
