@@ -1,4 +1,4 @@
-"""`verify`: does a kernel compute its program?  Checked on a small instance of the program, and on the kernel itself if it is small."""
+"""`verify`: does a kernel compute its program?  Checked on a small instance of it, and on the kernel if that is small."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def random_inputs(program: Program, rng: np.random.Generator) -> list[np.ndarray
 
 
 def shrink(program: Program) -> Program:
-    """The same program at small, mostly odd extents.  An axis keeps its extent if an index uses it with an offset or a stride that
-    is not the row-major one of its dimension."""
+    """The same program at small, mostly odd extents.  An axis keeps its extent if an index uses it with an offset, or a stride
+    that is not the row-major one of its dimension."""
     shapes = {i.name: i.shape for i in program.inputs}
     fixed: set[str] = set()
     same: dict[str, str] = {}

@@ -38,7 +38,7 @@ class CpuRunner:
 
 
 def as_array(spec: Input, x: Any) -> np.ndarray:
-    """The argument as a NumPy array of the declared shape and dtype, without a copy; for an input of shape () a number will do."""
+    """The argument as a NumPy array of the declared shape and dtype, without a copy.  For shape () a number will do."""
     require_host(x, spec.name)
     if not isinstance(x, np.ndarray | np.generic):
         if isinstance(x, int | float) and not spec.shape:
