@@ -78,6 +78,11 @@ class CostModel(Protocol):
     def name(self) -> str: ...
 
     @property
+    def workers(self) -> int:
+        """Blocks that it takes to keep the machine busy."""
+        ...
+
+    @property
     def tensor_dtypes(self) -> frozenset[str]:
         """16-bit dtypes whose products run on matrix units; operands computed in a kernel are rounded to one of them."""
         ...

@@ -34,6 +34,10 @@ class HostModel:
         return self.machine.name
 
     @property
+    def workers(self) -> int:
+        return self.machine.cores
+
+    @property
     def tensor_dtypes(self) -> frozenset[str]:
         return frozenset()
 

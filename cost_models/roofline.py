@@ -56,6 +56,10 @@ class Roofline:
         return self.machine.name
 
     @property
+    def workers(self) -> int:
+        return self.machine.sms
+
+    @property
     def tensor_dtypes(self) -> frozenset[str]:
         return frozenset(HALF) if self.machine.tensor else frozenset()
 

@@ -8,11 +8,12 @@ recomputation, so that a state's bound holds for every kernel that it may become
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import terms as T
 from ..cost_models.base import CostModel, Work
-from ..egraph import Node
+from ..graph import Node
 from ..program import DTYPES
 from .region import Region
 
@@ -58,21 +59,66 @@ class State:
     vec: Vec
 
 
+def bits(mask: int) -> list[int]:
+    """Places of the bits that are set."""
+    out = []
+    while mask:
+        low = mask & -mask
+        out.append(low.bit_length() - 1)
+        mask ^= low
+    return out
+
+
+class Prices:
+    """What it takes to store classes: bounds that always hold, and guesses that rank.  Kernels that several plans share count once."""
+
+    def __init__(self, launch: float, mates: Callable[[int, int], bool]):
+        self.launch, self.mates = launch, mates
+        self.floor: dict[int, float] = {}  # class → bound on a plan that stores it
+        self.own: dict[int, float] = {}  # class → guess at the kernel that stores it
+        self.kernels: dict[int, int] = {}  # class → classes whose kernels its likely plan has
+        self.memo: dict[int, tuple[float, int]] = {}
+
+    def forget(self) -> None:
+        self.memo.clear()
+
+    def bound(self, leaves: int) -> float:
+        return max([self.floor.get(c, self.launch) for c in bits(leaves)], default=0.0)
+
+    def made(self, leaves: int) -> int:
+        return self._union(leaves)[1]
+
+    def guess(self, leaves: int) -> float:
+        return self._union(leaves)[0] if leaves else 0.0
+
+    def _union(self, leaves: int) -> tuple[float, int]:
+        if leaves not in self.memo:
+            order = sorted(bits(leaves), key=lambda c: (-self.own.get(c, self.launch), c))
+            out = 0
+            for i, c in enumerate(order):
+                if not any(self.mates(c, d) for d in order[:i]):  # else it comes out of that kernel
+                    out |= self.kernels.get(c, 1 << c)
+            self.memo[leaves] = sum(self.own.get(c, self.launch) for c in bits(out)), out
+        return self.memo[leaves]
+
+
 class Bodies:
     """All bodies of a region under one view of the axes: `split` names the axis that is seen as two parts, if any."""
 
-    def __init__(self, region: Region, model: CostModel, split: str | None):
-        self.r, self.split = region, split
+    def __init__(self, region: Region, model: CostModel, split: str | None, prices: Prices):
+        self.r, self.split, self.prices = region, split, prices
+        self.workers = model.workers
         self.parts = frozenset([split + ".o", split + ".i"]) if split else frozenset()
         self.bit: dict[str, int] = {}
         self.size: list[float] = []
         base = model.floor(Work())
         self.launch = base
         self.rate = tuple((model.floor(Work(**{f: 1e15})) - base) / 1e15 for f in ("tensor", "ops", "special", "bytes"))
-        self.units = bool(model.tensor_dtypes) and region.half is not None
         self.item_bits: dict[object, int] = {}
         self.item_vecs: list[Vec] = []
         self.vec_memo: dict[int, Vec] = {0: ZERO}
+        self.read_mask = 0  # items that read memory, and the axes of what they read
+        self.read_axes: dict[int, int] = {}
         self.mask_memo: dict[frozenset[str], int] = {}
         self.count_memo: dict[int, float] = {}
         n = len(region.nodes)
@@ -84,7 +130,6 @@ class Bodies:
             self.options.append(list(self._options(c)))
             self.offset.append(at)
             at += len(self.options[c]) + 1
-        self.floor: dict[int, float] = {}  # class → bound on a plan that stores it
         self.table: list[list[State]] = [[] for _ in range(n)]
         self._fill()
 
@@ -118,9 +163,12 @@ class Bodies:
         return self.mask(self.r.free[c])
 
     # ---- work
-    def item(self, key: object, tensor: float = 0.0, ops: float = 0.0, special: float = 0.0, bytes_: float = 0.0) -> int:
+    def item(self, key: object, tensor: float = 0.0, ops: float = 0.0, special: float = 0.0, bytes_: float = 0.0, axes: int = 0) -> int:
         if key not in self.item_bits:
             self.item_bits[key] = 1 << len(self.item_vecs)
+            if axes:
+                self.read_mask |= self.item_bits[key]
+                self.read_axes[len(self.item_vecs)] = axes
             self.item_vecs.append((tensor * self.rate[0], ops * self.rate[1], special * self.rate[2], bytes_ * self.rate[3]))
         return self.item_bits[key]
 
@@ -139,7 +187,7 @@ class Bodies:
 
     def read(self, c: int) -> int:
         """Item of reading a class from memory."""
-        return self.item(("read", c), bytes_=self.count(self.ax(c)) * DTYPES[self.r.dtype[c]])
+        return self.item(("read", c), bytes_=self.count(self.ax(c)) * DTYPES[self.r.dtype[c]], axes=self.ax(c))
 
     def product(self, key: object, groups: list[int], summed: int) -> int:
         """Item of Σ over `summed` of a product of tensors with these axes."""
@@ -153,7 +201,7 @@ class Bodies:
                 right |= g
         work = self.count(every)
         if right and wide & ~right & ~summed and right & ~wide & ~summed:
-            return self.item(key, tensor=2.0 * work) if self.units else self.item(key, tensor=2.0 * work)
+            return self.item(key, tensor=2.0 * work)
         return self.item(key, ops=work)
 
     def _options(self, c: int):  # type: ignore[no-untyped-def]
@@ -161,14 +209,14 @@ class Bodies:
         nodes = r.nodes[c]
         m = r.stored(c)
         if m is not None:
-            yield Option("node", nodes[0], None, (), self.item(("stored", m.name), bytes_=self.count(self.ax(c)) * DTYPES[m.dtype]), -1, 0, 0)
+            yield Option("node", nodes[0], None, (), self.item(("stored", m.name), bytes_=self.count(self.ax(c)) * DTYPES[m.dtype], axes=self.ax(c)), -1, 0, 0)
             return
         fixed = next((n for n in nodes if n.op in ("num", "iota")), None) or r.input_of(c)
         if fixed is not None:
             items = 0
             if fixed.op == "input":
                 b = r.inputs[fixed.attr[0]]  # type: ignore[index]
-                items = self.item(("input", fixed.attr), bytes_=min(self.count(self.ax(c)), math.prod(b.shape)) * DTYPES[b.dtype])  # type: ignore[index]
+                items = self.item(("input", fixed.attr), bytes_=min(self.count(self.ax(c)), math.prod(b.shape)) * DTYPES[b.dtype], axes=self.ax(c))  # type: ignore[index]
             yield Option("node", fixed, None, (), items, -1, 0, 0)
             return
         partial = any(a.endswith(".o") for a in r.free[c]) and not (self.split and self.split + ".o" in r.free[c])
@@ -259,7 +307,7 @@ class Bodies:
             return
         fixed = r.input_of(x) is not None or r.stored(x) is not None
         if fixed or r.cut[x]:
-            items = self.item(("view", c), bytes_=self.count(self.ax(c)) * DTYPES[r.dtype[x]])
+            items = self.item(("view", c), bytes_=self.count(self.ax(c)) * DTYPES[r.dtype[x]], axes=self.ax(c))
             yield Option("view", n, None, (), items, -1 if fixed else x, 0, 0)
         if not fixed:
             names = frozenset(b for a, ix in n.attr for b in (a, *ix.axes))  # type: ignore[attr-defined]
@@ -282,31 +330,30 @@ class Bodies:
                     self.table[c] = states
                     version[c] += 1
                     changed = True
-                self._bound(c)
+                self._price(c)
             if not changed:
                 break
 
-    def _bound(self, c: int) -> None:
-        """A plan that stores c takes at least this long."""
-        if not self.r.cut[c]:
+    def _price(self, c: int) -> None:
+        """A plan that stores c: its bound, and a guess at its time."""
+        if not self.r.cut[c] or not self.table[c]:
             return
-        write = self.count(self.ax(c)) * DTYPES[self.r.dtype[c]] * self.rate[3]
-        best = math.inf
+        p = self.prices
+        best, guess, made = math.inf, math.inf, 0
         for s in self.table[c]:
-            v = s.vec
-            best = min(best, self.launch + max(v[0], v[1], v[2], v[3] + write) + self.before(s.leaves))
-        self.floor[c] = best
+            if s.leaves >> c & 1:
+                continue
+            best = min(best, self.bound(s, (c,)) + p.bound(s.leaves))
+            own = self.guess(s, (c,))
+            total = own + p.guess(s.leaves)
+            if total < guess:
+                guess, made = total, p.made(s.leaves) | 1 << c
+                p.own[c] = own
+        if made:
+            p.floor[c], p.kernels[c] = best, made
+            p.forget()
 
-    def before(self, leaves: int) -> float:
-        """Bound on the time that other kernels take to store these classes."""
-        t = 0.0
-        while leaves:
-            low = leaves & -leaves
-            t = max(t, self.floor.get(low.bit_length() - 1, self.launch))
-            leaves ^= low
-        return t
-
-    def _states(self, c: int) -> list[State]:
+    def _states(self, c: int, beam: int = BEAM) -> list[State]:
         out: list[State] = []
         me = 1 << c
         for i, o in enumerate(self.options[c]):
@@ -326,7 +373,7 @@ class Bodies:
                         j = self.join(s, e)
                         if j is not None:
                             nxt.append(j)
-                partial = self.best(nxt, 1, BEAM)
+                partial = self.best(nxt, 1, beam)
                 if not partial:
                     break
             for s in partial:
@@ -337,7 +384,7 @@ class Bodies:
                     self.rate_state(s)
                 s.reduced |= o.reduced
                 out.append(s)
-        return self.best(out, 2, BEAM)
+        return self.best(out, 2, beam)
 
     def reach(self, x: int) -> list[State]:
         """How a class may come into a body: computed there, or read from memory."""
@@ -368,16 +415,7 @@ class Bodies:
         """A guess for ranking: mostly the dominant resource, more for every further pass, and what the leaves cost to make."""
         v = s.vec
         most = max(v)
-        s.score = (most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)) * (0.5 + 0.5 * s.passes) + (self.before(s.leaves) + self.stores(s.leaves) if s.leaves else 0.0)
-
-    def stores(self, leaves: int) -> float:
-        t = 0.0
-        while leaves:
-            low = leaves & -leaves
-            c = low.bit_length() - 1
-            t += self.count(self.ax(c)) * DTYPES[self.r.dtype[c]] * self.rate[3]
-            leaves ^= low
-        return t
+        s.score = (most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)) * (0.5 + 0.5 * s.passes) + self.prices.guess(s.leaves)
 
     @staticmethod
     def best(states: list[State], per: int, beam: int) -> list[State]:
@@ -403,31 +441,44 @@ class Bodies:
         return out
 
     # ---- what the search asks
-    def roots(self, roots: tuple[int, ...], keep: int = 24) -> list[State]:
+    def roots(self, roots: tuple[int, ...], keep: int = 32) -> list[State]:
         """Bodies that compute all roots, best first."""
         mine = 0
         for r in roots:
             mine |= 1 << r
+        top = max(self.r.rank[r] for r in roots)
         out: list[State] = []
         for i, r in enumerate(roots):
-            own = [s for s in self.table[r] if not s.leaves & mine and self._smaller(s.leaves, roots)]
+            own = [s for s in self._states(r, keep) if not s.leaves & mine and all(self.r.rank[x] < top for x in bits(s.leaves))]
             out = own if i == 0 else self.best([j for a in out for b in own if (j := self.join(a, b)) is not None], 2, keep)
-        return sorted(out, key=lambda s: (s.score, s.chosen))[:keep]
+        return out
 
-    def _smaller(self, leaves: int, roots: tuple[int, ...]) -> bool:
-        top = max(self.r.rank[r] for r in roots)
-        while leaves:
-            low = leaves & -leaves
-            if self.r.rank[low.bit_length() - 1] >= top:
-                return False
-            leaves ^= low
-        return True
+    def writes(self, roots: tuple[int, ...]) -> float:
+        return sum(self.count(self.ax(r)) * DTYPES[self.r.dtype[r]] for r in roots) * self.rate[3]
 
     def bound(self, s: State, roots: tuple[int, ...]) -> float:
         """Least time of the kernel alone."""
         v = s.vec
-        write = sum(self.count(self.ax(r)) * DTYPES[self.r.dtype[r]] for r in roots) * self.rate[3]
-        return self.launch + max(v[0], v[1], v[2], v[3] + write)
+        return self.launch + max(v[0], v[1], v[2], v[3] + self.writes(roots))
+
+    def guess(self, s: State, roots: tuple[int, ...]) -> float:
+        """Likely time of the kernel alone: the score, with workers that the grid leaves idle."""
+        v = s.vec
+        moved = v[3] + self.writes(roots)
+        most = max(v[0], v[1], v[2], moved)
+        axes = 0
+        for r in roots:
+            axes |= self.ax(r)
+        free = axes & ~s.reduced
+        whole = free  # axes along which every block reads something of its own
+        for i in bits(s.items & self.read_mask):
+            if self.item_vecs[i][3] >= 0.05 * v[3]:
+                whole &= self.read_axes[i]
+        blocks = self.count(free & whole)
+        for b in bits(free & ~whole):
+            blocks *= math.ceil(self.size[b] / 64)
+        idle = max(1.0, self.workers / max(blocks, 1.0))
+        return self.launch + (most + 0.25 * (v[0] + v[1] + v[2] + moved - most)) * (0.5 + 0.5 * s.passes) * (1 + 0.6 * (idle - 1))
 
     def choice(self, s: State, c: int) -> Option | None:
         """The option that a body takes for a class; None: it is read from memory."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .. import terms as T
-from ..egraph import Graph, Node
+from ..graph import Graph, Node
 from ..program import DTYPES, Output, Program
 
 HALF = ("bfloat16", "float16")

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from .. import terms as T
 from ..cost_models.base import CostModel
-from ..egraph import Graph, Node
+from ..graph import Graph, Node
 from ..errors import PlanError
 from ..program import Program
 from ..terms import Term

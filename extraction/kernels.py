@@ -321,14 +321,11 @@ def walked_axes(held: frozenset[str], reduced: frozenset[str]) -> list[str]:
     every = held | reduced
     out = set()
     for a in every:
-        parts = {x for x in every if x.startswith(a + ".")}
-        if parts:
-            out |= {a + ".o", a + ".i"} if a in held or a in reduced else parts
+        if a + ".i" in every:
+            out |= {a + ".o", a + ".i"}
         else:
             out.add(a)
-    for a in list(out):
-        if a.endswith(".i"):
-            out.add(a[:-2] + ".o")
+    out |= {a[:-2] + ".o" for a in out if a.endswith(".i")}
     return sorted(out)
 
 

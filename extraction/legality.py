@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..egraph import Graph, Node
+from ..graph import Graph, Node
 
 # largest argument of exp whose result each type holds, with a margin
 EXP_LIMIT = {"float64": 700.0, "float32": 80.0, "bfloat16": 80.0, "float16": 11.0}

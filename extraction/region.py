@@ -10,7 +10,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from .. import terms as T
-from ..egraph import Node
+from ..graph import Node
 from ..program import DTYPES
 from ..terms import Affine, Index
 from .classes import Classes

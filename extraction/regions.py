@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..cost_models.base import CostModel, Work
-from ..egraph import Node
+from ..graph import Node
 from .classes import ELEMENTWISE, Classes
 
 WIDE = 1024  # elements along new axes that no block holds beside each other

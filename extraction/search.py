@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..cost_models.base import CostModel
-from .bodies import Bodies, State
+from ..cost_models.base import CostModel, Work
+from .bodies import Bodies, Prices, State, bits
 from .kernels import Pricer, Scored, Split
 from .region import Region, axis_key
 
@@ -48,10 +48,11 @@ class Found:
 
 @dataclass
 class _Plans:
-    """seconds[i] and kernels[i]: the best plan at the i-th number of parts."""
+    """seconds[i] and kernels[i]: the best plan at the i-th number of parts; exact if below the budget that the search had."""
 
     seconds: np.ndarray
     kernels: list[tuple[Scored, ...]]
+    budget: float
 
 
 class Search:
@@ -59,10 +60,13 @@ class Search:
         self.r, self.model, self.limits, self.tick = region, model, limits, tick
         self.pricer = Pricer(region, model, axis_key)
         self.bodies: dict[str | None, Bodies] = {}
+        self.prices = Prices(model.floor(Work()), self.mates)
         self.priced: dict[tuple, list[Scored]] = {}
         self.complete: list[Choice] = []
         self.split: Split | None = None
         self.memo: dict[frozenset[int], _Plans] = {}
+        self.mate_memo: dict[tuple[int, int], bool] = {}
+        self.below = self._below()
         self.partial: dict[int, str] = {}
         for c, free in enumerate(region.free):
             split = next((a[:-2] for a in sorted(free) if a.endswith(".o")), None)
@@ -78,7 +82,7 @@ class Search:
             if s is not None:
                 contexts.append(s)
         roots = frozenset(self.r.roots)
-        for context in contexts:
+        for context in sorted(contexts, key=lambda s: self.outlook(roots, s)):
             self.split, self.memo = context, {}
             self.solve(roots, top=True)
         if not self.complete:
@@ -91,68 +95,79 @@ class Search:
         stats = {"nodes": n, "lowerings": self.pricer.lowerings, "points": self.pricer.points, "regions": 1}
         return Found(ranked[0], ranked[1 : self.limits.candidates], stats)
 
+    def _below(self) -> list[int]:
+        """Of each class, what the nodes of all classes below it read from memory or reduce, as bits."""
+        number: dict[object, int] = {}
+
+        def bit(key: object) -> int:
+            return 1 << number.setdefault(key, len(number))
+
+        n = len(self.r.nodes)
+        out = [0] * n
+        for c, ns in enumerate(self.r.nodes):
+            for x in ns:
+                if x.op in ("input", "stored"):
+                    out[c] |= bit(x.attr)
+        order = sorted(range(n), key=lambda c: self.r.rank[c])
+        for _ in range(2):
+            for c in order:
+                for x in self.r.nodes[c]:
+                    for a in x.args:
+                        out[c] |= out[a]
+        return out
+
     # ---- views of the axes
     def view(self, split: str | None) -> Bodies:
         if split not in self.bodies:
-            self.bodies[split] = Bodies(self.r, self.model, split)
-            if split is not None:  # what only the other view can store has its bound from there
-                for c, t in self.view(None).floor.items():
-                    if not math.isfinite(self.bodies[split].floor.get(c, math.inf)):
-                        self.bodies[split].floor[c] = t
-            else:
-                for s in sorted(set(self.partial.values()), key=axis_key):
-                    own = self.view(s)
-                    for c, a in self.partial.items():
-                        if a == s and c in own.floor:
-                            self.bodies[None].floor[c] = own.floor[c]
+            if split is None:  # partial results are only read there: their prices come first
+                for axis in sorted(set(self.partial.values()), key=axis_key):
+                    self.view(axis)
+            self.bodies[split] = Bodies(self.r, self.model, split, self.prices)
         return self.bodies[split]
 
     def floor(self, classes: frozenset[int]) -> float:
         """Bound on the time that any plan takes to store these classes."""
-        return max((self.view(self.partial.get(c)).floor.get(c, math.inf) for c in classes), default=0.0)
+        self.view(None)
+        return max((self.prices.floor.get(c, math.inf) for c in sorted(classes)), default=0.0)
+
+    def guess(self, classes: frozenset[int]) -> float:
+        mask = 0
+        for c in classes:
+            mask |= 1 << c
+        return self.prices.guess(mask)
 
     # ---- plans
-    def solve(self, wanted: frozenset[int], top: bool = False) -> _Plans:
+    def solve(self, wanted: frozenset[int], budget: float = math.inf, top: bool = False) -> _Plans:
+        """The cheapest kernels that store these classes; what takes as long as the budget need not be found."""
         n = len(self.split.parts) if self.split is not None else 1
         if not wanted:
-            return _Plans(np.zeros(n), [()] * n)
-        if wanted in self.memo:
-            return self.memo[wanted]
-        best = _Plans(np.full(n, math.inf), [()] * n)
+            return _Plans(np.zeros(n), [()] * n, math.inf)
+        known = self.memo.get(wanted)
+        if known is not None and (known.seconds.min() < known.budget or budget <= known.budget):
+            return known
+        best = _Plans(np.full(n, math.inf), [()] * n, budget)
         self.memo[wanted] = best  # ends cycles
-        last = max(wanted, key=lambda c: self.r.rank[c])
-        options = []
-        for group in self.groups(last, wanted):
-            bodies = self.view(self.partial.get(last))
-            for s in bodies.roots(group):
-                leaves = frozenset(i for i in range(len(self.r.nodes)) if s.leaves >> i & 1)
-                if not self.allowed(leaves):
-                    continue
-                rest = (wanted - frozenset(group)) | leaves
-                low = bodies.bound(s, group) + self.floor(rest)
-                if math.isfinite(low):
-                    options.append((max(low, 0.0) + 0.25 * (s.score - bodies.bound(s, group)), low, len(options), group, s, rest))
-        options.sort(key=lambda o: (o[0], o[2]))
-        tried: dict[tuple, int] = {}
+        tried: dict[tuple, list[float]] = {}
         done = 0
-        for _, low, _, group, s, rest in options:
-            limit = best.seconds.min() if top else best.seconds.max()
+        for guess, low, group, s, rest in self.options(wanted):
+            limit = min(budget, best.seconds.min() if top else best.seconds.max())
             if top and self.complete:
                 limit = min(limit, min(c.seconds for c in self.complete))
-            key = (group, s.leaves)
-            if low >= limit or tried.get(key, 0) >= 2 or (done >= self.limits.bodies and math.isfinite(limit)):
+            before = tried.setdefault((group, s.leaves), [])
+            if low >= limit or 0.6 * guess >= limit or len(before) >= 2 or any(abs(s.score - x) <= 1e-3 * x for x in before):
                 continue
-            if self.pricer.lowerings >= self.limits.lowerings and math.isfinite(limit):
+            if math.isfinite(limit) and (done >= self.limits.bodies or self.pricer.lowerings >= self.limits.lowerings):
                 break
-            tried[key] = tried.get(key, 0) + 1
+            before.append(s.score)
             done += 1
             kernels = self.kernels(group, s)
             if not kernels:
                 continue
             own = np.min(np.stack([np.broadcast_to(k.seconds, (n,)) for k in kernels]), 0)
-            if not (own + self.floor(rest) < best.seconds).any():
+            room = np.minimum(limit, best.seconds) - own
+            if not (self.floor(rest) < room).any():
                 continue
-            after = self.solve(rest)
+            after = self.solve(rest, float(room.max()))
             for k in kernels:
                 total = k.seconds + after.seconds
                 for i in range(n):
@@ -164,6 +179,27 @@ class Search:
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
         return best
+
+    def outlook(self, roots: frozenset[int], split: Split | None) -> float:
+        """Guess at the best plan that this split allows: the most promising one is searched first and bounds the others."""
+        self.split = split
+        return min((o[0] for o in self.options(roots)), default=math.inf)
+
+    def options(self, wanted: frozenset[int]) -> list[tuple[float, float, tuple[int, ...], State, frozenset[int]]]:
+        """(guess, bound, roots, body, what is left to store) of every next kernel, most promising first."""
+        last = max(wanted, key=lambda c: self.r.rank[c])
+        bodies = self.view(self.partial.get(last))
+        out = []
+        for group in self.groups(last, wanted):
+            for s in bodies.roots(group):
+                leaves = frozenset(bits(s.leaves))
+                if not self.allowed(leaves):
+                    continue
+                rest = (wanted - frozenset(group)) | leaves
+                low = bodies.bound(s, group) + self.floor(rest)
+                if math.isfinite(low):
+                    out.append((bodies.guess(s, group) + self.guess(rest), low, group, s, rest))
+        return sorted(out, key=lambda o: (o[0], o[2], o[3].chosen))
 
     def allowed(self, leaves: frozenset[int]) -> bool:
         """Partial results may be read only where their axis is the one that this run splits."""
@@ -180,14 +216,19 @@ class Search:
 
     def mates(self, a: int, b: int) -> bool:
         """Could one kernel store both to some advantage?  They must share axes and something that they read or reduce."""
+        key = (a, b) if a < b else (b, a)
+        if key not in self.mate_memo:
+            self.mate_memo[key] = self._mates(a, b)
+        return self.mate_memo[key]
+
+    def _mates(self, a: int, b: int) -> bool:
         if self.partial.get(a) != self.partial.get(b):
             return False
         x, y = self.r.free[a], self.r.free[b]
         apart = [self.r.extents.get(e.partition(".")[0], 1) for e in x ^ y]
         if (x and y and not x & y) or math.prod(apart) > 1024:
             return False
-        bodies = self.view(self.partial.get(a))
-        return any(s.items & t.items for s in bodies.table[a][:2] for t in bodies.table[b][:2])
+        return bool(self.below[a] & self.below[b])
 
     def kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
         bodies = self.view(self.partial.get(roots[0]))
