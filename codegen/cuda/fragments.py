@@ -1104,11 +1104,11 @@ class Fragments:
         if ring:
             self.fetch = new(f"fetch_{name}")
             fetch = self.fetch
-            with t.block(f"auto {fetch} = [&](int {tile_var}, int slot) INLINE_LAMBDA", "};"):
+            with t.block(f"auto {fetch} = [&](int {tile_var}, int into) INLINE_LAMBDA", "};"):
                 t(position)
                 for vid in ring:
                     self.comment(self.s.tiles[vid].load)
-                    self.fill(self.s.tiles[vid], self.tile_of(vid, "slot"))
+                    self.fill(self.s.tiles[vid], self.tile_of(vid, "into"))
             if self.issued or self.loops:
                 if self.loops:
                     t(self.sync())
@@ -1134,8 +1134,9 @@ class Fragments:
         before = set(self.landed)
         if self.issued:  # they arrive with the first of the loop's own tiles
             self.landed.update(self.issued)
+        slot = new("slot")
         if ring and stages > 1:
-            t("int slot = 0;")
+            t(f"int {slot} = 0;")
         self.loops.append(state)
         env = dict(self.env)
         advance = f"{tile_var} += {step}" if step != "1" else f"++{tile_var}"
@@ -1149,7 +1150,7 @@ class Fragments:
                 t(self.sync())
                 ahead = new(f"{name}_ahead")
                 t(f"const int {ahead} = {tile_var} + {(stages - 1) * int(step)};")
-                into = "slot ^ 1" if stages == 2 else f"slot == 0 ? {stages - 1} : slot - 1"
+                into = f"{slot} ^ 1" if stages == 2 else f"{slot} == 0 ? {stages - 1} : {slot} - 1"
                 t(f"if ({ahead} < {end}) {fetch}({ahead}, {into});")
                 t("copy_commit();")
             elif ring:
@@ -1174,7 +1175,7 @@ class Fragments:
                     moves.append((var, source, home, c))
             self.move(moves)
             if ring and stages > 1:
-                t("slot ^= 1;" if stages == 2 else f"slot = slot == {stages - 1} ? 0 : slot + 1;")
+                t(f"{slot} ^= 1;" if stages == 2 else f"{slot} = {slot} == {stages - 1} ? 0 : {slot} + 1;")
         self.loops.pop()
         self.env = {k: v for k, v in self.env.items() if k in env}
         self.landed = before

@@ -21,7 +21,7 @@ _KEYWORDS = set(
     "alignas and asm auto bool break case catch char class const constexpr continue default delete do double else enum explicit "
     "extern false float for friend goto if inline int long mutable namespace new not operator or private protected public register "
     "return short signed sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void "
-    "volatile while xor restrict warp lane thread block i j n edge slot next main".split()
+    "volatile while xor restrict warp lane thread block i j n w x into row column edge next main".split()
 )
 
 
