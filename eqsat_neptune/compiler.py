@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -66,6 +67,7 @@ def optimize(
         return DynamicKernel(program, parse_target(target), options, progress)  # type: ignore[return-value]
     if not isinstance(program, Program):
         raise EqsatError(f"optimize takes a traced program or a function, not {type(program).__name__}")
+    program = _without_clashes(program)
     where = parse_target(target)
     key = None if rules is not None or cost_model is not None else _key(program, where, numerics, tune, memory_limit)
     record = _cached(key, program, where) if key else None
@@ -82,6 +84,19 @@ def optimize(
         if not verdict:
             raise EqsatError(f"verification failed: {verdict.counterexample}", "please report this program")
     return kernel
+
+
+def _without_clashes(program: Program) -> Program:
+    """Plans call outputs out0, out1, … and temporaries t0, t1, …: inputs of such names get others."""
+    names = [i.name for i in program.inputs]
+    new: dict[str, str] = {}
+    for n in names:
+        if re.fullmatch(r"(out|t)\d+", n):
+            other = n + "_"
+            while other in names or other in new.values():
+                other += "_"
+            new[n] = other
+    return program.renamed({}, new) if new else program
 
 
 def _checked(numerics: Any, tune: Any, rules: Any, cost_model: Any, memory_limit: Any, progress: Any) -> tuple[Any, ...] | None:
