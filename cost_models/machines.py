@@ -45,7 +45,7 @@ class Gpu:
     launch: float = 3.0e-6
     step: float = 0.10e-6
     block: float = 1.0e-6
-    overlap: tuple[float, float] = (0.75, 0.20)
+    overlap: tuple[float, float] = (0.60, 0.15)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Cpu:
 
 
 H200 = Gpu(
-    "H200", 132, tensor=500e12, ops=27e12, ops64=13e12, special=3.4e12, shared=27e12, l2=7.0e12, dram=4.27e12,
+    "H200", 132, tensor=560e12, ops=27e12, ops64=13e12, special=3.4e12, shared=27e12, l2=7.0e12, dram=4.27e12,
     l2_bytes=50_000_000, shared_block=227 * 1024, shared_sm=228 * 1024,
 )  # fmt: skip
 B200 = Gpu(

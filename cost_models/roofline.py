@@ -139,7 +139,7 @@ class Roofline:
                 ok = fits & (used <= m.shared_block) & (resident >= 1)
                 together = np.clip(np.minimum(resident, np.ceil(blocks / m.sms)), 1, None)
                 few, many = m.overlap
-                share = few + (many - few) * np.clip((together * warps - 4.0) / 12.0, 0.0, 1.0)
+                share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
                 compute = per_sm * (most + share * (total - most))
                 waves = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0)))
                 latency = waves * (iterations * m.step + m.block)
@@ -280,15 +280,19 @@ class Roofline:
     def _pressure(self, program: TileProgram, sizes: Sizes, pad: dict[int, Array]) -> Array:
         """Bytes of registers that the tiles of a block take at the worst moment."""
         feeds = W.feeds(program)
-        in_shared = {
+        elsewhere = {
             s.out.id
             for s in walk(program.body)
             if isinstance(s, Load) and feeds.get(s.out.id) and all(isinstance(f, Contract) for f in feeds[s.out.id]) and len(s.out.axes) > 1
         }
+        # what one elementwise operation reads is loaded right there, piece by piece
+        elsewhere |= {
+            s.out.id for s in walk(program.body) if isinstance(s, Load) and len(feeds.get(s.out.id, ())) == 1 and isinstance(feeds[s.out.id][0], Map)
+        }
         small = {s.out.id for s in walk(program.body) if isinstance(s, Mask | Iota)}
         width = 8.0 if program.compute_dtype == "float64" else 4.0
         worst = np.zeros(1)
-        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in in_shared and v.id not in small):
+        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in elsewhere and v.id not in small):
             n = np.zeros(1)
             for v in point:
                 n = n + sizes.elements(v.axes) * pad.get(v.id, 1.0)

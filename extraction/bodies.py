@@ -76,6 +76,7 @@ class Prices:
         self.launch, self.mates = launch, mates
         self.floor: dict[int, float] = {}  # class → bound on a plan that stores it
         self.own: dict[int, float] = {}  # class → guess at the kernel that stores it
+        self.body: dict[int, tuple[Bodies, int]] = {}  # … and the work that this kernel does
         self.kernels: dict[int, int] = {}  # class → classes whose kernels its likely plan has
         self.memo: dict[int, tuple[float, int]] = {}
 
@@ -92,13 +93,21 @@ class Prices:
         return self._union(leaves)[0] if leaves else 0.0
 
     def _union(self, leaves: int) -> tuple[float, int]:
+        """(guess, kernels) for all of these classes.  A class that comes out of another's kernel adds the work that is not shared."""
         if leaves not in self.memo:
             order = sorted(bits(leaves), key=lambda c: (-self.own.get(c, self.launch), c))
-            out = 0
-            for i, c in enumerate(order):
-                if not any(self.mates(c, d) for d in order[:i]):  # else it comes out of that kernel
+            out, more = 0, 0.0
+            family: dict[int, int] = {}  # leading class → work of its kernel
+            for c in order:
+                lead = next((d for d in family if self.mates(c, d) and c in self.body and d in self.body and self.body[c][0] is self.body[d][0]), None)
+                if lead is None:
                     out |= self.kernels.get(c, 1 << c)
-            self.memo[leaves] = sum(self.own.get(c, self.launch) for c in bits(out)), out
+                    family[c] = self.body[c][1] if c in self.body else 0
+                else:
+                    bodies, items = self.body[c]
+                    more += bodies.blend(family[lead] | items) - bodies.blend(family[lead])
+                    family[lead] |= items
+            self.memo[leaves] = more + sum(self.own.get(c, self.launch) for c in bits(out)), out
         return self.memo[leaves]
 
 
@@ -131,6 +140,8 @@ class Bodies:
             self.offset.append(at)
             at += len(self.options[c]) + 1
         self.table: list[list[State]] = [[] for _ in range(n)]
+        self.wide: dict[int, list[State]] = {}
+        self.root_memo: dict[tuple[int, ...], list[State]] = {}
         self._fill()
 
     # ---- axes and counts
@@ -184,6 +195,12 @@ class Bodies:
                 rest ^= low
             self.vec_memo[items] = (a, b, c, d)
         return self.vec_memo[items]
+
+    def blend(self, items: int) -> float:
+        """Likely seconds of a set of items: the dominant resource, and a part of the others."""
+        v = self.vec(items)
+        most = max(v)
+        return most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)
 
     def read(self, c: int) -> int:
         """Item of reading a class from memory."""
@@ -348,7 +365,7 @@ class Bodies:
             total = own + p.guess(s.leaves)
             if total < guess:
                 guess, made = total, p.made(s.leaves) | 1 << c
-                p.own[c] = own
+                p.own[c], p.body[c] = own, (self, s.items)
         if made:
             p.floor[c], p.kernels[c] = best, made
             p.forget()
@@ -443,15 +460,19 @@ class Bodies:
     # ---- what the search asks
     def roots(self, roots: tuple[int, ...], keep: int = 32) -> list[State]:
         """Bodies that compute all roots, best first."""
-        mine = 0
-        for r in roots:
-            mine |= 1 << r
-        top = max(self.r.rank[r] for r in roots)
-        out: list[State] = []
-        for i, r in enumerate(roots):
-            own = [s for s in self._states(r, keep) if not s.leaves & mine and all(self.r.rank[x] < top for x in bits(s.leaves))]
-            out = own if i == 0 else self.best([j for a in out for b in own if (j := self.join(a, b)) is not None], 2, keep)
-        return out
+        if roots not in self.root_memo:
+            mine = 0
+            for r in roots:
+                mine |= 1 << r
+            top = max(self.r.rank[r] for r in roots)
+            out: list[State] = []
+            for i, r in enumerate(roots):
+                if r not in self.wide:
+                    self.wide[r] = self._states(r, keep)
+                own = [s for s in self.wide[r] if not s.leaves & mine and all(self.r.rank[x] < top for x in bits(s.leaves))]
+                out = own if i == 0 else self.best([j for a in out for b in own if (j := self.join(a, b)) is not None], 2, keep)
+            self.root_memo[roots] = out
+        return self.root_memo[roots]
 
     def writes(self, roots: tuple[int, ...]) -> float:
         return sum(self.count(self.ax(r)) * DTYPES[self.r.dtype[r]] for r in roots) * self.rate[3]

@@ -20,12 +20,15 @@ from .kernels import Pricer, Scored, Split
 from .region import Region, axis_key
 
 
+BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
+
+
 @dataclass(frozen=True)
 class Limits:
     """How much a search may do before it settles for what it has: kernels lowered in a region, bodies priced for one set of roots."""
 
-    lowerings: int = 600
-    bodies: int = 10
+    lowerings: int = 400
+    bodies: int = 12
     candidates: int = 12
 
 
@@ -84,7 +87,7 @@ class Search:
         roots = frozenset(self.r.roots)
         for context in sorted(contexts, key=lambda s: self.outlook(roots, s)):
             self.split, self.memo = context, {}
-            self.solve(roots, top=True)
+            self.solve(roots)
         if not self.complete:
             return None
         ranked: list[Choice] = []
@@ -137,7 +140,7 @@ class Search:
         return self.prices.guess(mask)
 
     # ---- plans
-    def solve(self, wanted: frozenset[int], budget: float = math.inf, top: bool = False) -> _Plans:
+    def solve(self, wanted: frozenset[int], budget: float = math.inf, depth: int = 0) -> _Plans:
         """The cheapest kernels that store these classes; what takes as long as the budget need not be found."""
         n = len(self.split.parts) if self.split is not None else 1
         if not wanted:
@@ -148,7 +151,7 @@ class Search:
         best = _Plans(np.full(n, math.inf), [()] * n, budget)
         self.memo[wanted] = best  # ends cycles
         tried: dict[tuple, list[float]] = {}
-        done = 0
+        top, done, most = depth == 0, 0, max(self.limits.bodies >> depth, 3)
         for guess, low, group, s, rest in self.options(wanted):
             limit = min(budget, best.seconds.min() if top else best.seconds.max())
             if top and self.complete:
@@ -156,7 +159,7 @@ class Search:
             before = tried.setdefault((group, s.leaves), [])
             if low >= limit or 0.6 * guess >= limit or len(before) >= 2 or any(abs(s.score - x) <= 1e-3 * x for x in before):
                 continue
-            if math.isfinite(limit) and (done >= self.limits.bodies or self.pricer.lowerings >= self.limits.lowerings):
+            if math.isfinite(limit) and (done >= most or self.pricer.lowerings >= self.limits.lowerings):
                 break
             before.append(s.score)
             done += 1
@@ -165,9 +168,9 @@ class Search:
                 continue
             own = np.min(np.stack([np.broadcast_to(k.seconds, (n,)) for k in kernels]), 0)
             room = np.minimum(limit, best.seconds) - own
-            if not (self.floor(rest) < room).any():
+            if max(self.floor(rest), 0.6 * self.guess(rest)) >= room.max():
                 continue
-            after = self.solve(rest, float(room.max()))
+            after = self.solve(rest, float(room.max()), depth + 1)
             for k in kernels:
                 total = k.seconds + after.seconds
                 for i in range(n):
@@ -225,8 +228,9 @@ class Search:
         if self.partial.get(a) != self.partial.get(b):
             return False
         x, y = self.r.free[a], self.r.free[b]
-        apart = [self.r.extents.get(e.partition(".")[0], 1) for e in x ^ y]
-        if (x and y and not x & y) or math.prod(apart) > 1024:
+        if x and y and not x & y:
+            return False
+        if any(math.prod(self.r.extents[e.partition(".")[0]] for e in side) > BESIDE for side in (x - y, y - x)):
             return False
         return bool(self.below[a] & self.below[b])
 
@@ -242,9 +246,9 @@ class Search:
 
 
 def same(a: Choice, b: Choice) -> bool:
-    """Do both plans compute the same things in the same kernels?"""
+    """Do both plans store the same things by the same kernels?"""
 
     def shape(c: Choice) -> list[tuple]:
-        return [(k.roots, k.state.chosen, k.bodies.split) for k in c.kernels]
+        return [(k.roots, k.state.leaves, k.state.passes, k.bodies.split) for k in c.kernels]
 
     return shape(a) == shape(b)
