@@ -29,6 +29,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 # ------------------------------------------------------------------ axes
@@ -189,7 +190,7 @@ REDUCTIONS: dict[str, float] = {"+": 0.0, "*": 1.0, "max": -math.inf, "min": mat
 class Term:
     __slots__ = ("__weakref__", "args", "attr", "free", "op")
     op: str
-    attr: object
+    attr: Any  # see the table at the head of this module
     args: tuple[Term, ...]
     free: frozenset[str]  # free axes, in coarsest form
 
