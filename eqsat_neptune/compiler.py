@@ -172,6 +172,8 @@ def _compile(
     }
     if not numbers:  # nothing to compute
         return Record(full, target, Plan((), empty, program.compute_dtype), {"form": ["no elements"] * len(empty)})
+    if find_spec("egglog") is None:
+        raise EqsatError("egglog is not installed", "pip install egglog; only saved and cached kernels run without it")
     from . import egraph
     from .cost_models import model_for
     from .extraction.extract import extract
