@@ -72,8 +72,8 @@ def test_erf_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize("f, x, want", [
-    ("round", 2.5, 2.0), ("round", -1.5, -2.0), ("trunc", -1.7, -1.0), ("floor", -1.2, -2.0), ("sign", -0.0, 0.0), ("rsqrt", 4.0, 0.5),
-    ("not", 0.0, 1.0), ("not", -3.0, 0.0), ("recip", 0.0, np.inf), ("exp2", 3.0, 8.0),
+    ("round", 2.5, 2.0), ("round", -1.5, -2.0), ("trunc", -1.7, -1.0), ("floor", -1.2, -2.0), ("sign", -0.0, 0.0),
+    ("rsqrt", 4.0, 0.5), ("not", 0.0, 1.0), ("not", -3.0, 0.0), ("recip", 0.0, np.inf), ("exp2", 3.0, 8.0),
 ])
 def test_unary_meaning(f: str, x: float, want: float) -> None:
     with np.errstate(all="ignore"):
@@ -113,7 +113,8 @@ def test_reads_that_leave_the_array_give_zero() -> None:
     env = Env({"a": 6, "b": 2}, {"x": x})
     got = value(inp("x", (Affine(-1, (("a", 1),)), B)), "ab", env)
     np.testing.assert_array_equal(got, np.concatenate([np.zeros((1, 2)), x, np.zeros((1, 2))]))
-    got = value(view(mul(2.0, inp("x", (K, B))), (("k", Affine(3, (("a", -1),))),)), "ab", Env({"a": 6, "b": 2, "k": 4}, {"x": x}))
+    env = Env({"a": 6, "b": 2, "k": 4}, {"x": x})
+    got = value(view(mul(2.0, inp("x", (K, B))), (("k", Affine(3, (("a", -1),))),)), "ab", env)
     np.testing.assert_array_equal(got, np.concatenate([2 * x[::-1], np.zeros((2, 2))]))
 
 
@@ -161,7 +162,8 @@ def test_split_reduction_is_the_reduction(op: str, n: int, block: int) -> None:
 
 
 @pytest.mark.parametrize("n, block, smaller, split", [
-    (12, 6, 2, "k.i"), (11, 4, 2, "k.i"), (13, 5, 2, "k.i"), (13, 5, 3, "k.i"), (11, 3, 2, "k.o"), (7, 2, 3, "k.o"), (13, 6, 4, "k.i"),
+    (12, 6, 2, "k.i"), (11, 4, 2, "k.i"), (13, 5, 2, "k.i"), (13, 5, 3, "k.i"), (13, 6, 4, "k.i"),
+    (11, 3, 2, "k.o"), (7, 2, 3, "k.o"),
 ])
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_nested_splits(op: str, n: int, block: int, smaller: int, split: str) -> None:
@@ -359,7 +361,9 @@ def test_where_does_not_look_at_what_it_does_not_choose() -> None:
 # ---------------------------------------------------------------------------------------------------------------- programs
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "int8", "uint16", "int64", "bool"])
+@pytest.mark.parametrize("dtype", [
+    "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32", "int8", "uint16", "int64", "bool",
+])
 def test_evaluate_takes_every_dtype(dtype: str) -> None:
     x = RNG.integers(0, 2, (3, 4)).astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
     out = en.evaluate(en.trace(lambda x: en.xp.sum(x, axis=1), en.TensorSpec((3, 4), dtype)), x)

@@ -102,16 +102,25 @@ class AxisTable:
     def refine(self, x: tuple[str, ...], y: tuple[str, ...]) -> bool:
         """Split live axes of two dimensions of one size until both have the same extents, axis by axis.  False, with nothing
         split, if their factorisations do not agree (6·4 against 8·3)."""
-        for split in (False, True):                         # first look, then act
-            xs, ys = [(a, self.extent[a]) for a in self.resolve(x)], [(a, self.extent[a]) for a in self.resolve(y)]
-            while xs and ys:
-                (a, m), (b, n) = xs.pop(), ys.pop()
-                if m % n and n % m:
-                    return False
-                if m > n:
-                    xs.append((self.split(a, n)[0] if split else a, m // n))
-                elif n > m:
-                    ys.append((self.split(b, m)[0] if split else b, n // m))
+        extent, cuts = dict(self.extent), {}                # a rehearsal: an axis may occur on both sides
+        xs, ys = list(self.resolve(x)), list(self.resolve(y))
+        i = 1
+        while i <= min(len(xs), len(ys)):
+            m, n = extent[xs[-i]], extent[ys[-i]]
+            if m % n and n % m:
+                return False
+            if m == n:
+                i += 1
+                continue
+            a, minor = (xs[-i], n) if m > n else (ys[-i], m)
+            hi, lo = a + "h", a + "l"
+            cuts[a] = (hi, lo, minor)
+            extent |= {hi: extent[a] // minor, lo: minor}
+            xs, ys = ([b for c in side for b in ((hi, lo) if c == a else (c,))] for side in (xs, ys))
+            i = 1
+        made: dict[str, str] = {}
+        for a, (hi, lo, minor) in cuts.items():
+            made[hi], made[lo] = self.split(made.get(a, a), minor)
         return True
 
     def digits(self, e: Affine, sizes: Iterable[int], extents: Mapping[str, int] | None = None) -> list[Affine] | None:

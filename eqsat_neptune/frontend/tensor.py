@@ -98,10 +98,10 @@ class Trace:
         m = {a: m[a] for a in sorted(m, key=self.axes.age) if a in free and m[a] != axis_index(a)}
         if not m:
             return term
-        if not self.locked(term) & m.keys():
-            return self._push(term, m)
         after = (free - m.keys()) | {b for e in m.values() for b in e.axes}
         self.axes.apart(after)
+        if not self.locked(term) & m.keys():
+            return self._push(term, m)
         if term.op == "view":                               # a view of a view is one view
             first = {a: self.axes.resolved(e) for a, e in term.attr}            # type: ignore[attr-defined]
             source = term.args[0]
@@ -456,7 +456,7 @@ def argument(x: Any) -> Tensor | Number:
                          "pass it as an input of the function, with its own TensorSpec")
     if isinstance(x, complex):
         raise DtypeError("complex numbers are not supported")
-    raise TraceError(f"expected a tensor or a number, not {type(x).__name__}")
+    raise TraceError(f"expected a tensor or a number, not {type(x).__name__}", "pass arrays as inputs of the function")
 
 
 def lift(x: Any, dtype: str | None = None) -> Tensor:
@@ -537,16 +537,19 @@ def align(tensors: Sequence[Tensor]) -> tuple[list[Term], list[tuple[str, ...]]]
         t, term = tensors[i], tensors[i].term
         pad = len(shape) - t.ndim
         dims = [(), ] * pad + list(t._dims)
-        for p in range(pad, len(shape)):
-            if dims[p] and target[p] and not ax.refine(target[p], dims[p]):     # 6·4 against 8·3: read it by position
-                temporary = [b for a in ax.resolve(target[p]) for b in ax.fresh(ax.extent[a])]
-                m: Map = {}
-                term = trace.reindex(trace.read_linear(term, ax.resolve(dims[p]), ax.linear(temporary), m), m)
-                dims[p] = tuple(temporary)
+        before = -1
+        while before != len(ax.extent):                     # splitting for one dimension may matter to another
+            before = len(ax.extent)
+            for p in range(pad, len(shape)):
+                if dims[p] and target[p] and not ax.refine(target[p], dims[p]):         # 6·4 against 8·3: read it by position
+                    temporary = [b for a in ax.resolve(target[p]) for b in ax.fresh(ax.extent[a])]
+                    m: Map = {}
+                    term = trace.reindex(trace.read_linear(term, ax.resolve(dims[p]), ax.linear(temporary), m), m)
+                    dims[p] = tuple(temporary)
         renamed: list[tuple[str, str]] = []
         for p in range(pad, len(shape)):
             if dims[p] and target[p]:
-                for a, b in zip(ax.resolve(target[p]), ax.resolve(dims[p])):
+                for a, b in zip(ax.resolve(target[p]), ax.resolve(dims[p]), strict=True):
                     if not ax.unify(a, b):
                         renamed.append((b, a))
         m = {ax.resolve((b,))[0]: axis_index(ax.resolve((a,))[0]) for b, a in renamed}
@@ -619,7 +622,8 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """Row-major: splits and merges axes.  Where the factorisations do not agree (6·4, 8·3), elements are gathered."""
     trace, ax = x.trace, x.trace.axes
     if math.prod(shape) != x.size:
-        raise ShapeError(f"cannot reshape {x.shape} ({x.size} elements) to {tuple(shape)} ({math.prod(shape)} elements)")
+        raise ShapeError(f"cannot reshape {x.shape} ({x.size} elements) to {tuple(shape)} ({math.prod(shape)} elements)",
+                         "one extent may be −1, which stands for the rest")
     if 0 in shape:
         return trace.empty(shape, x.dtype)
     new = [ax.fresh(n) for n in shape]
@@ -644,7 +648,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
                 n *= ax.extent[mine[0]]
         whole = tuple(a for q in theirs for a in new[q])
         if ax.refine(whole, tuple(mine)):
-            for a, b in zip(ax.resolve(mine), ax.resolve(whole)):
+            for a, b in zip(ax.resolve(mine), ax.resolve(whole), strict=True):
                 assert ax.unify(a, b)                       # the new axes are nobody's yet
         else:
             term = trace.read_linear(term, mine, ax.linear(whole), m)
