@@ -192,7 +192,7 @@ class Fragments:
                 t(f"const {self.width[a]} {name} = {part};" + ("  // the longest first" if reverse else ""))
                 self.start[a] = name
             else:
-                self.start[a] = self.names.new(first_of(name))
+                self.start[a] = self.first_of(name)
                 t(f"const {self.width[a]} {self.start[a]} = {part} * {x.tile};" + ("  // the longest first" if reverse else ""))
             if n < len(grid) - 1:
                 t(f"block /= {trips};")
@@ -221,6 +221,11 @@ class Fragments:
         return [(a, bounds.get(a, False)) for a in order]
 
     # ------------------------------------------------------------------ names and places
+    def first_of(self, axis: str) -> str:
+        """A variable for the first position of an axis' tile."""
+        wish = f"{axis}0"
+        return self.names.new(f"first_{axis}" if axis[-1].isdigit() or wish in self.names.taken else wish)
+
     def ctype(self, v: Value) -> str:
         if v.predicate:
             return "bool"
@@ -1031,7 +1036,7 @@ class Fragments:
         memory, ctype = self.pointer[s.buffer], C_TYPES[b.dtype]
         self.comment(s)
         guards = list(filter(None, [self.one_lane(frame), self.replica_guard(frame)]))
-        axes = {a for ix in s.index for a in ix.axes}
+        axes = {a for ix in s.index for a in ix.axes} | set(v.axes)
         cast = f"({self.compute})" if v.predicate else ""
         if frame == Layout(None, None):
             f = Frame(self, frame)
@@ -1099,7 +1104,7 @@ class Fragments:
         tile_var = new(f"{name}_tile")
         step = str(self.s.warps_split) if split else "1"
         begin = f"{first} + warp" if split else first
-        self.start[a] = self.axis_name[a] if tile == 1 else new(first_of(name))
+        self.start[a] = self.axis_name[a] if tile == 1 else self.first_of(name)
         position = f"const {self.width[a]} {self.start[a]} = {tile_var} * {tile};"
         if ring:
             self.fetch = new(f"fetch_{name}")
@@ -1351,11 +1356,6 @@ class Fragments:
         if len(have) != 1:
             raise Unsupported(f"{v} is used in a shared loop's merge in {len(have)} layouts")
         return have[0]
-
-
-def first_of(name: str) -> str:
-    """The variable for the first position of an axis' tile."""
-    return f"{name}_0" if name[-1].isdigit() else f"{name}0"
 
 
 def nest(fn: str, items: list[str], start: str) -> str:

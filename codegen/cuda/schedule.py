@@ -978,7 +978,7 @@ class _Planner:
         o.registers = self.count_registers()
         if o.registers > 480 or (o.registers + 24) * o.threads > 2 * arch.registers:
             raise Unsupported(f"about {o.registers} registers a thread for {o.threads} threads")
-        blocks = min(arch.shared_sm // (o.shared + 1024), arch.registers // (o.threads * min(255, max(32, o.registers + 40))), 2048 // o.threads)
+        blocks = min(arch.shared_sm // (o.shared + 1024), arch.registers // (o.threads * min(255, max(32, o.registers + (72 if self.kind == "fragment" else 32)))), 2048 // o.threads)
         o.min_blocks = max(1, min(8, blocks))
 
     def packable(self, t: TilePlan, dtype: str) -> bool:
