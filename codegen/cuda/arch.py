@@ -18,7 +18,8 @@ class Arch:
     shared: bytes of shared memory that one block may have; shared_sm: that all blocks of a multiprocessor share.
     registers: 32-bit registers of a multiprocessor.  headers: device headers, in the order in which they are inlined.
     stages: how many tiles of a loop may be under way (1 where copies to shared memory are not asynchronous).
-    row_fragments: fragments of rows that one warp takes where there are rows enough."""
+    row_fragments: fragments of rows that one warp takes where there are rows enough.
+    holds: whether registers are better spent on a left operand that a loop reads again and again than on reading it again."""
 
     name: str
     warp: int
@@ -32,6 +33,7 @@ class Arch:
     headers: tuple[str, ...]
     stages: int = 4
     row_fragments: int = 2
+    holds: bool = True
 
     @property
     def grain(self) -> int:

@@ -793,7 +793,7 @@ class _Planner:
                 summed = [part for part in g if set(part) & set(inner)]
                 if len(summed) != 1 or tuple(summed[0]) != inner:
                     raise Unsupported(f"the summed axes {inner} of {x.value} are merged with others")
-        if left.where == "tile" and kind == "tensor" and self.ws > 1 and self.out.split is None:
+        if left.where == "tile" and kind == "tensor" and self.ws > 1 and self.out.split is None and self.arch.holds:
             left.held = True
         self.out.contracts[s.out.id] = ContractPlan(kind, dtype, left, right, left_axes, right_axes, inner, steps)
 
