@@ -12,7 +12,9 @@ from typing import Any
 from ..terms import BINARY, PREDICATES, REDUCTIONS, UNARY, Affine
 from .tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands
 
-ARITY = {"add": (2, 99), "mul": (2, 99), "sub": (2, 2), "where": (3, 3)} | {f: (1, 1) for f in UNARY} | {f: (2, 2) for f in BINARY}
+ARITY = (
+    {"add": (2, 99), "mul": (2, 99), "sub": (2, 2), "where": (3, 3)} | {f: (1, 1) for f in UNARY} | {f: (2, 2) for f in BINARY}
+)
 KINDS = ("pivot", "linear", "sum")
 
 
@@ -85,7 +87,10 @@ LAWS: dict[type, list[tuple[str, Callable[[Any, TileProgram], bool]]]] = {
     Loop: [
         ("walks a loop axis", lambda s, p: s.axis in p.axes and p.axes[s.axis].role == "loop"),
         ("carries do not vary along it", lambda s, p: not any(s.axis in c.phi.axes for c in s.carries)),
-        ("a carry keeps its axes", lambda s, p: all(c.phi.axes == c.out.axes and {*c.init.axes, *c.next.axes} <= {*c.phi.axes} for c in s.carries)),
+        (
+            "a carry keeps its axes",
+            lambda s, p: all(c.phi.axes == c.out.axes and {*c.init.axes, *c.next.axes} <= {*c.phi.axes} for c in s.carries),
+        ),
         ("known carries", lambda s, p: all(c.kind in KINDS and c.op in REDUCTIONS for c in s.carries)),
     ],
 }
@@ -107,7 +112,11 @@ def problems(p: TileProgram) -> Iterator[str]:
     if p.compute_dtype not in ("float32", "float64"):
         yield f"computes in {p.compute_dtype}"
     for a, x in p.axes.items():
-        if x.role not in ("grid", "loop", "whole") or (x.role == "whole" and x.tile != x.extent) or not 0 <= x.tile <= x.extent:
+        if (
+            x.role not in ("grid", "loop", "whole")
+            or (x.role == "whole" and x.tile != x.extent)
+            or not 0 <= x.tile <= max(1, x.extent)
+        ):
             yield f"axis {a} is {x}"
     written: dict[str, int] = {}
     defined: set[int] = set()

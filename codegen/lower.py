@@ -1,9 +1,9 @@
 """Kernel → tile program: the one place where loops are made.
 
-Placement.  A value lives in the shortest prefix of the current loop nest whose axes cover the loop axes that it depends on.  A reduction over a
-loop axis runs in the loop (axis, depth) at its place, where depth = 1 + the deepest loop at that place whose result it needs;
-reductions (and streamed stores) with equal keys share one loop.  So two dependent reductions over one axis make two loops,
-and one fold makes one.
+Placement.  A value lives in the shortest prefix of the current loop nest whose axes cover the loop axes that it depends on.
+A reduction over a loop axis runs in the loop (axis, depth) at its place, where depth = 1 + the deepest loop at that place whose
+result it needs; reductions (and streamed stores) with equal keys share one loop.  So two dependent reductions over one axis
+make two loops, and one fold makes one.
 
 Folds become explicit state.  Pivots advance first, then each linear component:  xᵢ ← Σⱼ Aᵢⱼ(r, R)·xⱼ + Σ_tile Σⱼ Aᵢⱼ(m, R)·sⱼ
 with r the old pivots, R the new ones, m and s the tile's singletons (the merge of `Monoid` with the tile absorbed at the
@@ -17,9 +17,27 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from .. import terms as T
+from ..extraction import plan
 from ..extraction.plan import Buffer, Kernel
 from ..terms import Affine, Monoid, Term
-from .tile import Carry, Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands
+from .tile import (
+    Carry,
+    Const,
+    Contract,
+    Gather,
+    Iota,
+    Load,
+    Loop,
+    Map,
+    Mask,
+    Reduce,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+    operands,
+    results,
+)
 
 Path = tuple[tuple[str, int], ...]  # loops from the outside in: (axis, depth)
 IDENTITY = T.REDUCTIONS
@@ -41,9 +59,9 @@ def affine_of(t: Term) -> Affine | None:
     """The term as an affine expression of positions with integer coefficients, if it is one."""
     match t.op:
         case "num":
-            return Affine(int(t.attr)) if float(t.attr).is_integer() else None  # type: ignore[arg-type,call-overload]
+            return Affine(int(t.attr)) if float(t.attr).is_integer() else None
         case "iota":
-            return T.axis_index(t.attr)  # type: ignore[arg-type]
+            return T.axis_index(t.attr)
         case "add":
             out = Affine()
             for a in t.args:
@@ -53,12 +71,12 @@ def affine_of(t: Term) -> Affine | None:
                 out = out.plus(x)
             return out
         case "mul":
-            parts = [affine_of(a) for a in t.args]
-            if any(p is None for p in parts):
+            parts = [p for p in map(affine_of, t.args) if p is not None]
+            moving = [p for p in parts if p.terms]
+            if len(parts) < len(t.args) or len(moving) > 1:
                 return None
-            moving = [p for p in parts if p.terms]  # type: ignore[union-attr]
-            scale = math.prod(p.const for p in parts if not p.terms)  # type: ignore[union-attr]
-            return Affine().plus(moving[0] if moving else Affine(1), scale) if len(moving) <= 1 else None
+            scale: int = math.prod([p.const for p in parts if not p.terms])
+            return Affine().plus(moving[0] if moving else Affine(1), scale)
         case "un" if t.attr == "neg":
             x = affine_of(t.args[0])
             return x and Affine().plus(x, -1)
@@ -69,7 +87,8 @@ def constraints_of(c: Term) -> tuple[Affine, ...] | None:
     """The predicate as a conjunction of affine expressions that are ≥ 0, if it is one."""
     if (c.op == "bi" and c.attr == "and") or c.op == "mul":
         parts = [constraints_of(a) for a in c.args]
-        return None if any(p is None for p in parts) else tuple(dict.fromkeys(x for p in parts for x in p))  # type: ignore[union-attr]
+        known = [p for p in parts if p is not None]
+        return tuple(dict.fromkeys(x for p in known for x in p)) if len(known) == len(parts) else None
     if c.op == "un" and c.attr == "not" and c.args[0].op == "bi" and c.args[0].attr in ("lt", "le"):
         n = c.args[0]
         return constraints_of(T.bi("le" if n.attr == "lt" else "lt", n.args[1], n.args[0]))
@@ -80,6 +99,11 @@ def constraints_of(c: Term) -> tuple[Affine, ...] | None:
         up = b.plus(a, -1)
         return {"le": (up,), "lt": (up.plus(Affine(-1)),), "eq": (up, a.plus(b, -1))}[str(c.attr)]
     return None
+
+
+def predicate_of(t: Term) -> tuple[Affine, ...] | None:
+    """The constraints that the term is the mask of, if it is one."""
+    return constraints_of(t) if t.free and t.op in ("bi", "un", "mul") else None
 
 
 def _known(c: Term) -> frozenset[Affine]:
@@ -114,52 +138,52 @@ _KEEPS_ZERO = frozenset(
 )
 
 
-def vanishing(t: Term, to: float, memo: dict | None = None) -> frozenset[Affine]:
-    """Constraints each of which, where it is negative, makes `t` equal to `to` (0, −inf or inf).  A factor 0 wins over what it multiplies."""
-    memo = {} if memo is None else memo
-    key = (t, to)
-    if key not in memo:
-        memo[key] = frozenset()
-        memo[key] = _vanishing(t, to, memo)
-    return memo[key]
+Vanishing = dict[tuple[Term, float], frozenset[Affine]]
 
 
-def _vanishing(t: Term, to: float, memo: dict) -> frozenset[Affine]:
+def vanishing(t: Term, to: float, memo: Vanishing) -> frozenset[Affine]:
+    """Constraints each of which, where it is negative, makes `t` equal to `to` (0, −inf or inf).  A factor 0 wins."""
+    for x in T.postorder([t]):
+        for value in (0.0, -math.inf, math.inf):
+            if (x, value) not in memo:
+                memo[x, value] = _vanishing(x, value, memo)
+    return memo.get((t, to), frozenset())
+
+
+def _vanishing(t: Term, to: float, memo: Vanishing) -> frozenset[Affine]:
     def all_of(args: Iterable[Term], to: float) -> frozenset[Affine]:
-        sets = [vanishing(a, to, memo) for a in args]
+        sets = [memo[a, to] for a in args]
         return frozenset.intersection(*sets) if sets else frozenset()
 
     match t.op, t.attr:
         case "where", _:
             c, x, y = t.args
-            hit = vanishing(x, to, memo)
-            return hit | _known(c) if T.is_num(y, to) else hit & vanishing(y, to, memo)
+            hit = memo[x, to]
+            return hit | _known(c) if T.is_num(y, to) else hit & memo[y, to]
         case "add", _:
-            return all_of(t.args, 0.0) if to == 0 else frozenset().union(*(vanishing(a, to, memo) for a in t.args))
+            return all_of(t.args, 0.0) if to == 0 else frozenset().union(*(memo[a, to] for a in t.args))
         case "mul", _:
             if to == 0:
-                return frozenset().union(*(vanishing(a, 0.0, memo) for a in t.args))
+                return frozenset().union(*(memo[a, 0.0] for a in t.args))
             scale = [a.attr for a in t.args if a.op == "num"]
             rest = [a for a in t.args if a.op != "num"]
             if len(rest) == 1 and scale and all(scale):
-                return vanishing(rest[0], to if math.prod(scale) > 0 else -to, memo)  # type: ignore[arg-type]
+                return memo[rest[0], to if math.prod(scale) > 0 else -to]
             return frozenset()
         case "un", ("exp" | "exp2"):
-            return vanishing(t.args[0], -math.inf, memo) if to == 0 else frozenset()
+            return memo[t.args[0], -math.inf] if to == 0 else frozenset()
         case "un", "log":
-            return vanishing(t.args[0], 0.0, memo) if to == -math.inf else frozenset()
+            return memo[t.args[0], 0.0] if to == -math.inf else frozenset()
         case "un", f if to == 0 and f in _KEEPS_ZERO:
-            return vanishing(t.args[0], 0.0, memo)
+            return memo[t.args[0], 0.0]
         case "bi", "and" if to == 0:
             return _known(t)
         case "bi", ("lt" | "le" | "eq") if to == 0:
             return _known(t)
         case "bi", ("max" | "min"):
             return all_of(t.args, to)
-        case "red", (op, axis) if to == IDENTITY[op]:  # type: ignore[misc]
-            return frozenset(
-                c for c in vanishing(t.args[0], to, memo) if not any(T.depends(frozenset([a]), axis) for a in c.axes)
-            )
+        case "red", (op, axis) if to == IDENTITY[op]:
+            return frozenset(c for c in memo[t.args[0], to] if not any(T.depends(frozenset([a]), axis) for a in c.axes))
     return frozenset()
 
 
@@ -172,12 +196,14 @@ class _Lowering:
         self.streamed = frozenset(a for a, x in kernel.axes.items() if x.role == "loop")
         self.axes_memo: dict[frozenset[str], frozenset[str]] = {}
         self.below_memo: dict[Term, dict[Term, int]] = {}
-        self.members: dict[Path, dict[object, None]] = {}  # loop → reductions, stores and inner store loops, in order
+        self.members: dict[
+            Path, dict[Term | Path | plan.Store, None]
+        ] = {}  # loop → reductions, stores and inner store loops, in order
         self.blocks: dict[Path, list[Stmt]] = {(): []}
         self.values: dict[tuple[object, Path], Value] = {}
         self.made: set[Path] = set()
         self.count = 0
-        self.vanish_memo: dict = {}
+        self.vanish_memo: Vanishing = {}
         self.reads: dict[str, None] = {}
         self.limits = self.ragged_ends()
 
@@ -264,7 +290,7 @@ class _Lowering:
     def is_streamed(self, t: Term) -> bool:
         if t.op not in ("red", "fold"):
             return False
-        axis: str = t.attr[-1]  # type: ignore[index]
+        axis: str = t.attr[-1]
         role = self.k.axes[axis].role if axis in self.k.axes else None
         if role in (None, "grid"):
             raise LoweringError(f"{self.k.name} reduces over {axis}, which {'is on its grid' if role else 'it does not walk'}")
@@ -273,7 +299,7 @@ class _Lowering:
     def operands(self, t: Term) -> tuple[Term, ...]:
         """Arguments that are evaluated: a fold carries only what its component needs."""
         if t.op == "fold":
-            h, comp, _ = t.attr  # type: ignore[misc]
+            h, comp, _ = t.attr
             ps, xs = fold_needs(h, comp, t.args)
             n = len(h.pivots)
             return tuple(
@@ -299,19 +325,18 @@ class _Lowering:
             seen.add((t, p))
             here = p
             if self.is_streamed(t):
-                if t.attr[-1] in {a for a, _ in p}:  # type: ignore[index]
-                    raise LoweringError(f"a reduction over {t.attr[-1]} is needed inside a loop over it in {self.k.name}")  # type: ignore[index]
-                here = (*p, (t.attr[-1], self.below(t)[t]))  # type: ignore[index]
+                if t.attr[-1] in {a for a, _ in p}:
+                    raise LoweringError(f"a reduction over {t.attr[-1]} is needed inside a loop over it in {self.k.name}")
+                here = (*p, (t.attr[-1], self.below(t)[t]))
                 self.members.setdefault(here, {})[t] = None
             stack.extend((a, here) for a in reversed(self.operands(t)))
 
-    def nest(self, s: object) -> Path:
-        """Loops around a streamed store: behind all reductions that it needs, each at its place.  Axes along which something is also reduced
-        go innermost."""
-        term, index = s.term, s.index  # type: ignore[attr-defined]
-        streamed = self.axes(frozenset(a for ix in index for a in ix.axes) | term.free) & self.streamed
-        below = self.below(term)
-        reduced = {r.attr[-1] for r in below}  # type: ignore[index]
+    def nest(self, s: plan.Store) -> Path:
+        """Loops around a streamed store: behind all reductions that it needs, each at its place.  Axes along which something
+        is also reduced go innermost."""
+        streamed = self.axes(frozenset(a for ix in s.index for a in ix.axes) | s.term.free) & self.streamed
+        below = self.below(s.term)
+        reduced = {r.attr[-1] for r in below}
         ctx: Path = ()
         for a in sorted((a for a in self.k.axes if a in streamed), key=lambda a: a in reduced):
             ctx = (*ctx, (a, 1 + self.deepest(below, frozenset(b for b, _ in ctx))))
@@ -319,7 +344,7 @@ class _Lowering:
 
     # ---- emission
     def run(self) -> TileProgram:
-        top: list[object] = []
+        top: list[Path | plan.Store] = []
         for s in self.k.stores:
             ctx = self.nest(s)
             for n in range(1, len(ctx)):
@@ -343,29 +368,49 @@ class _Lowering:
             dict(self.k.choices),
         )
 
-    def member(self, m: object, here: Path) -> None:
+    def member(self, m: Path | plan.Store, here: Path) -> None:
         if isinstance(m, tuple):
             self.loop(m)
         else:
-            value = self.value(m.term, here)  # type: ignore[attr-defined]
-            self.blocks[here].append(Store(m.buffer, tuple(map(self.globally, m.index)), value))  # type: ignore[attr-defined]
+            value = self.value(m.term, here)
+            self.blocks[here].append(Store(m.buffer, tuple(map(self.globally, m.index)), value))
 
     def new(self, axes: Iterable[str], predicate: bool = False) -> Value:
         self.count += 1
         return Value(self.count, tuple(sorted(axes)), predicate)
 
     def value(self, t: Term, ctx: Path) -> Value:
-        p = self.place(t.free, ctx)
-        if (t, p) not in self.values:
-            if self.is_streamed(t):
-                self.loop((*p, (t.attr[-1], self.below(t)[t])))  # type: ignore[index]
-            else:
-                self.values[t, p] = self.compute(t, p)
-        return self.values[t, p]
+        """The value of a term that is needed in ctx.  (Iterative: kernels may be chains of thousands of operations.)"""
+        want = t, self.place(t.free, ctx)
+        stack = [want]
+        while stack:
+            t, p = stack[-1]
+            if (t, p) not in self.values:
+                if self.is_streamed(t):
+                    self.loop((*p, (t.attr[-1], self.below(t)[t])))
+                elif todo := [w for a in self.asks(t) if (w := (a, self.place(a.free, p))) not in self.values]:
+                    stack.extend(reversed(todo))
+                    continue
+                else:
+                    self.values[t, p] = self.compute(t, p)
+            stack.pop()
+        return self.values[want]
+
+    def asks(self, t: Term) -> Iterable[Term]:
+        """What `compute` asks for."""
+        match t.op:
+            case "red":
+                _, body = self.summed(t.attr[0], t.attr[1], t.args[0])
+                return body.args if t.attr[0] == "+" and body.op == "mul" else (body,)
+            case "fold":
+                return [f for a in self.operands(t) for f in (a.args if a.op == "mul" else (a,))]
+            case "add":
+                return [a if (m := negated(a)) is None else m for a in t.args]
+        return () if predicate_of(t) is not None else self.operands(t)
 
     def emit(self, p: Path, stmt: Stmt) -> Value:
         self.blocks[p].append(stmt)
-        return stmt.out  # type: ignore[union-attr]
+        return results(stmt)[0]
 
     def const(self, v: float, p: Path = ()) -> Value:
         key = (("const", v.hex()), ())
@@ -385,21 +430,20 @@ class _Lowering:
     def compute(self, t: Term, p: Path) -> Value:
         match t.op:
             case "num":
-                return self.const(t.attr)  # type: ignore[arg-type]
+                return self.const(t.attr)
             case "input":
-                name, index = t.attr  # type: ignore[misc]
+                name, index = t.attr
                 self.reads[name] = None
                 return self.emit(p, Load(self.new(self.axes(t.free)), name, tuple(map(self.globally, index))))
             case "iota":
-                return self.emit(p, Iota(self.new(self.axes(t.free)), self.globally(T.axis_index(t.attr))))  # type: ignore[arg-type]
+                return self.emit(p, Iota(self.new(self.axes(t.free)), self.globally(T.axis_index(t.attr))))
             case "gather":
                 return self.gather(t, p)
             case "red" | "fold":
                 return self.reduction(t, p, None)
             case "view":
                 raise LoweringError("a view reaches lowering: extraction reads it from a buffer")
-        cs = constraints_of(t) if t.op in ("bi", "un", "mul") else None
-        if cs is not None and t.free:
+        if (cs := predicate_of(t)) is not None:
             return self.emit(p, Mask(self.new(self.axes(t.free), True), tuple(map(self.globally, cs))))
         if t.op == "add":  # a + (−1)·b is a subtraction
             minus = [negated(a) for a in t.args]
@@ -418,7 +462,7 @@ class _Lowering:
         x, i = t.args
         if x.op != "input":
             raise LoweringError("a gather reads memory: extraction stores what it gathers from")
-        name, index = x.attr  # type: ignore[misc]
+        name, index = x.attr
         dims = [n for n, ix in enumerate(index) if t.attr in ix.axes]
         if len(dims) != 1 or dict(index[dims[0]].terms)[t.attr] != 1:
             raise LoweringError("a gather's axis must index one dimension with step 1")
@@ -453,13 +497,17 @@ class _Lowering:
     def vanishing(self, t: Term) -> frozenset[Affine]:
         """Constraints outside of which an element adds nothing to this reduction."""
         if t.op == "red":
-            return vanishing(t.args[0], IDENTITY[t.attr[0]], self.vanish_memo)  # type: ignore[index]
-        h, comp, _ = t.attr  # type: ignore[misc]
-        ps, _xs = fold_needs(h, comp, t.args)
-        ps = [p for p in ps if not is_fn(h.pivots[p])]
-        if not ps or not all(isinstance(h.pivots[p], str) for p in ps):
-            return frozenset()
-        return frozenset.intersection(*[vanishing(t.args[p], IDENTITY[h.pivots[p]], self.vanish_memo) for p in ps])
+            return vanishing(t.args[0], IDENTITY[t.attr[0]], self.vanish_memo)
+        h, comp, _ = t.attr
+        ps, xs = fold_needs(h, comp, t.args)
+        named = [p for p in ps if isinstance(h.pivots[p], str)]
+        sets = [vanishing(t.args[p], IDENTITY[h.pivots[p]], self.vanish_memo) for p in named]
+        for i in xs:  # what no such pivot weighs must be 0 itself
+            for j, e in h.coef[i]:
+                x = t.args[len(h.pivots) + j]
+                if j in xs and not T.is_num(x, 0.0) and not {f"r{p}" for p in named} & set(T.variables(e)):
+                    sets.append(vanishing(x, 0.0, self.vanish_memo))
+        return frozenset.intersection(*sets) if sets else frozenset()
 
     def carry(
         self, carries: dict[object, Carry], key: object, axes: Iterable[str], init: float, kind: str, op: str = "+"
@@ -473,12 +521,12 @@ class _Lowering:
         (then the result is the value after the loop)."""
         if t.op == "fold":
             return _FoldState(self, t, here, carries).component()
-        op, axis = t.attr  # type: ignore[misc]
+        op, axis = t.attr
         out = self.axes(t.free)
         if not T.depends(t.args[0].free, axis):
             out |= self.existence(axis, here)
         c = None if carries is None else self.carry(carries, t, out, IDENTITY[op], "sum", op)
-        nxt = self.total(op, axis, t.args[0], here, c and c.phi)
+        nxt = self.total(op, axis, t.args[0], here, None if c is None else c.phi)
         if c is None or carries is None:
             return nxt
         carries[t] = Carry(c.init, c.phi, nxt, c.out, c.kind, op)
@@ -486,13 +534,18 @@ class _Lowering:
 
     def total(self, op: str, axis: str, body: Term, here: Path, acc: Value | None) -> Value:
         """acc ⊕ the reduction over one tile of `axis`, and over whole axes summed right inside."""
-        axes = [axis]
-        while op == "+" and body.op == "red" and body.attr[0] == "+" and not self.is_streamed(body):  # type: ignore[index]
-            axes.append(body.attr[1])  # type: ignore[index]
-            body = body.args[0]
+        axes, body = self.summed(op, axis, body)
         if op == "+" and body.op == "mul":
             return self.contraction(axes, [self.value(a, here) for a in body.args], here, acc)
         return self.reduce(op, axes, self.value(body, here), here, acc)
+
+    def summed(self, op: str, axis: str, body: Term) -> tuple[list[str], Term]:
+        """All axes that are summed at once, and what is summed over them."""
+        axes = [axis]
+        while op == "+" and body.op == "red" and body.attr[0] == "+" and not self.is_streamed(body):
+            axes.append(body.attr[1])
+            body = body.args[0]
+        return axes, body
 
     def reduce(self, op: str, axes: list[str], x: Value, here: Path, acc: Value | None, role: str = "") -> Value:
         for a in axes:
@@ -515,11 +568,11 @@ class _Lowering:
             rest = list(args)
             rest.remove(wide)
             left, right = [wide], rest
-        a, b = (vs[0] if len(vs) == 1 else self.map(here, "mul", vs) for vs in (left, right))
-        out = ({*a.axes} | {*b.axes}) - set(axes)
+        x, y = (vs[0] if len(vs) == 1 else self.map(here, "mul", vs) for vs in (left, right))
+        out = ({*x.axes} | {*y.axes}) - set(axes)
         if acc is None or set(acc.axes) <= out:
-            return self.emit(here, Contract(self.new(out), tuple(axes), a, b, acc, role))
-        return self.map(here, "add", (acc, self.emit(here, Contract(self.new(out), tuple(axes), a, b, None, role))))
+            return self.emit(here, Contract(self.new(out), tuple(axes), x, y, acc, role))
+        return self.map(here, "add", (acc, self.emit(here, Contract(self.new(out), tuple(axes), x, y, None, role))))
 
     def along(self, x: Value, axis: str, here: Path) -> Value:
         """The value with `axis`, along which it may be constant: then a reduction over it counts the elements that exist."""
@@ -579,7 +632,7 @@ class _FoldState:
 
     def __init__(self, low: _Lowering, t: Term, here: Path, carries: dict[object, Carry] | None):
         self.low, self.t, self.here, self.carries = low, t, here, carries
-        self.h, self.comp, self.axis = t.attr  # type: ignore[misc]
+        self.h, self.comp, self.axis = t.attr
         self.n = len(self.h.pivots)
         self.singles = t.args
         self.need_p, self.need_x = fold_needs(self.h, self.comp, t.args)
@@ -650,7 +703,7 @@ class _FoldState:
             if key not in self.carries:  # else a component that moves with this one has asked for it
                 low.carry(self.carries, key, axes, init, "pivot" if kind == "p" else "linear", op)
             c = self.carries[key]
-        self.old[what] = c and c.phi
+        self.old[what] = None if c is None else c.phi
         nxt = self.advance_pivot(i) if kind == "p" else self.advance_linear(i)
         self.new[what] = low.values[memo] = nxt
         if c is not None and self.carries is not None:
@@ -727,7 +780,7 @@ class _FoldState:
 
     # ---- coefficients
     def expression(self, e: Term, at: dict[str, Value], role: str) -> Value:
-        """The value of a term over variables.  (Equal parts of several coefficients are one value: `_Lowering.map` sees to it.)"""
+        """The value of a term over variables.  (Equal parts of several coefficients are one value, thanks to `_Lowering.map`.)"""
         low, here = self.low, self.here
         out: dict[Term, Value] = {}
         for t in T.postorder([e]):
@@ -736,7 +789,7 @@ class _FoldState:
                 case "var":
                     out[t] = at[str(t.attr)]
                 case "num":
-                    out[t] = low.const(t.attr)  # type: ignore[arg-type]
+                    out[t] = low.const(t.attr)
                 case "add" if (ab := difference(t)) is not None:
                     out[t] = low.map(here, "sub", (out[ab[0]], out[ab[1]]), mine)
                 case _:
@@ -745,8 +798,8 @@ class _FoldState:
         return out[e]
 
     def coefficient(self, e: Term, side: str | None, merges: bool = False) -> Value:
-        """A(r, R): r the old pivots (side "old") or the singletons of each element (None); 0 where a max/min pivot r is at its identity.
-        merges: elements are states themselves, which may be empty."""
+        """A(r, R): r the old pivots (side "old") or the singletons of each element (None); 0 where a max/min pivot r is at its
+        identity.  merges: elements are states themselves, which may be empty."""
         low, here = self.low, self.here
         names = T.variables(e)
         order = [p for p in range(self.n) if f"r{p}" in names and isinstance(self.h.pivots[p], str)]
@@ -775,7 +828,8 @@ class _FoldState:
         return v
 
     def defined(self, p: int, v: Value) -> Value:
-        """A pivot that is a function of components is NaN as long as they are 0: any other value serves then, if it serves everywhere."""
+        """A pivot that is a function of components is NaN as long as they are 0.  Any other value serves then, if it serves
+        everywhere."""
         if not is_fn(self.h.pivots[p]):
             return v
         return self.low.map(self.here, "where", (self.low.map(self.here, "isnan", (v,)), self.low.const(0.0), v), "pivot")
@@ -821,4 +875,4 @@ def slope(t: Term, name: str) -> float | None:
     if a is None or t.op == "add":
         return a
     rest = [x for x in t.args if x is not hit[0]]
-    return a * math.prod(float(x.attr) for x in rest) if all(x.op == "num" for x in rest) else None  # type: ignore[arg-type]
+    return a * math.prod(float(x.attr) for x in rest) if all(x.op == "num" for x in rest) else None

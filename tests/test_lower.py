@@ -6,18 +6,18 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from eqsat_neptune import terms as T
 from eqsat_neptune.codegen import tile
 from eqsat_neptune.codegen.check import check
 from eqsat_neptune.codegen.lower import LoweringError, lower
-from eqsat_neptune.terms import Affine, Monoid, add, bi, fold, iota, mul, num, red, sub, un, var, where
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tile_kernels import SOFT, affine, close, make_plan, moments, quotient, read, run, verify
 
+from eqsat_neptune import terms as T
+from eqsat_neptune.terms import Monoid, add, bi, fold, iota, mul, num, red, sub, un, var, where
+
 NEG = num(-math.inf)
-few = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -114,7 +114,10 @@ def test_attention_under_any_roles(data: st.DataObject) -> None:
     ext = dict(h=h, q=n, k=m, d=d, e=e)
     mask = data.draw(st.sampled_from([*MASKS]))
     roles = {
-        a: (data.draw(st.sampled_from(["grid", "whole", "loop"] if a in "hqe" else ["loop", "whole"])), data.draw(st.integers(1, ext[a])))
+        a: (
+            data.draw(st.sampled_from(["grid", "whole", "loop"] if a in "hqe" else ["loop", "whole"])),
+            data.draw(st.integers(1, ext[a])),
+        )
         for a in "hqekd"
     }
     order = data.draw(st.permutations(list(roles)))
@@ -204,7 +207,11 @@ def test_a_whole_axis_is_written_by_its_parts(m: int) -> None:
 def test_variance_in_one_pass(n: int, role: tuple[str, int]) -> None:
     x = {"X": 1000 + 1e-3 * rng().standard_normal((5, n))}
     c = read("X", "i", "k")
-    out = {"mean": (moments(0, "k", c), ("i",)), "count": (moments(1, "k", c), ("i",)), "var": (mul(moments(3, "k", c), 1 / n), ("i",))}
+    out = {
+        "mean": (moments(0, "k", c), ("i",)),
+        "count": (moments(1, "k", c), ("i",)),
+        "var": (mul(moments(3, "k", c), 1 / n), ("i",)),
+    }
     plan = make_plan([(out, dict(i=("grid", 2), k=role))], dict(i=5, k=n), x)
     got = run(plan, x)
     close(got["mean"], x["X"].mean(1))
@@ -287,6 +294,80 @@ def test_backward_in_one_pass(role: tuple[str, int], mask: str) -> None:
         assert sum(isinstance(s, tile.Loop) for s in tile.walk(lowered.body)) == 1
 
 
+def test_backward_without_a_running_maximum() -> None:
+    """Weights exp(s), bounded by a soft cap; in the first tile some rows have no key, so that D = 0/0 there."""
+    n, d = 12, 3
+    y = mul(var("y1"), un("recip", var("y0")))
+    one = num(1.0)
+    h = Monoid((("fn", y),), (((0, one),), ((1, one),), ((2, one), (3, sub(var("r0"), var("R0")))), ((3, one),)))
+    r = rng()
+    x = {k: r.standard_normal((1, n, d)) for k in ("Q", "K", "V", "G")}
+    e = un("exp", scores("nothing in the first tile", cap=2.0))
+    dp = red("+", "e", mul(read("G", "h", "q", "e"), read("V", "h", "k", "e")))
+    kk = read("K", "h", "k", "c")
+    args = [dp, e, mul(e, dp), num(0.0), mul(e, kk)]
+    dq = quotient(fold(h, 3, "k", args), fold(h, 1, "k", args))
+    for role in (("loop", 4), ("loop", 5), ("whole", 0)):
+        roles = dict(h=("grid", 1), q=("grid", 4), k=role, d=("whole", 0), e=("whole", 0), c=("whole", 0))
+        plan = make_plan([({"dQ": (dq, ("h", "q", "c"))}, roles)], dict(h=1, q=n, k=n, d=d, e=d, c=d), x)
+        p = np.exp(2.0 * np.tanh(x["Q"][0] @ x["K"][0].T * 0.3 / 2.0)) * (np.arange(n) >= 7)
+        p /= p.sum(1, keepdims=True)
+        g = x["G"][0] @ x["V"][0].T
+        close(run(plan, x)["dQ"][0], p * (g - (p * g).sum(1, keepdims=True)) @ x["K"][0], 1e-10)
+
+
+def test_what_no_pivot_weighs_is_not_skipped() -> None:
+    """A joint monoid that also counts all elements: the mask of the maximum must not bound the loop."""
+    w = un("exp", sub(var("r0"), var("R0")))
+    h = Monoid(("max",), (((0, w), (1, num(0.5))), ((1, num(1.0)),)))
+    h2 = Monoid(("max",), (((0, w), (1, mul(0.5, w))), ((1, w),)))
+    x = {"S": rng().standard_normal((8, 12))}
+    s = where(bi("le", iota("k"), iota("i")), read("S", "i", "k"), NEG)
+    for monoid, bounded in ((h, False), (h2, True)):
+        outs = {"Y": (fold(monoid, 1, "k", [s, num(1.0), num(1.0)]), ("i",))}
+        plan = make_plan([(outs, dict(i=("grid", 4), k=("loop", 4)))], dict(i=8, k=12), x)
+        (loop,) = (z for z in tile.walk(lower(plan.kernels[0], plan.buffers, "float64").body) if isinstance(z, tile.Loop))
+        assert bool(loop.constraints) == bounded
+
+
+def test_a_component_may_move_by_one_that_comes_later() -> None:
+    d = sub(var("r0"), var("R0"))
+    h = Monoid((("mean", 2),), (((0, num(1.0)), (1, mul(2.0, d)), (2, mul(d, d))), ((1, num(1.0)), (2, d)), ((2, num(1.0)),)))
+    x = {"X": 1000 + rng().standard_normal((5, 11))}
+    y = fold(h, 1, "k", [read("X", "i", "k"), num(0.0), num(0.0), num(1.0)])
+    for role in (("loop", 4), ("whole", 0)):
+        plan = make_plan([({"Y": (y, ("i",))}, dict(i=("grid", 2), k=role))], dict(i=5, k=11), x)
+        close(run(plan, x)["Y"], x["X"].var(1) * 11, 1e-10)
+
+
+def test_reductions_of_what_is_constant_along_their_axis() -> None:
+    x = {"C": rng().standard_normal(4), "A": rng(1).standard_normal((4, 7))}
+    c, a = read("C", "i"), read("A", "i", "k")
+    outs = {
+        "sum": (red("+", "k", c), ("i",)),
+        "product": (red("*", "k", c), ("i",)),
+        "top": (red("max", "k", c), ("i",)),
+        "seven": (red("+", "k", num(1.0)), ("i",)),
+        "soft": (fold(SOFT, 1, "k", [c, a]), ("i",)),
+        "count": (fold(SOFT, 1, "k", [c, num(1.0)]), ("i",)),
+        "scaled": (red("+", "k", mul(c, 2.0)), ("i",)),
+    }
+    for role in (("loop", 3), ("whole", 0)):
+        got = verify(outs, dict(i=("grid", 3), k=role), dict(i=4, k=7), x)
+        assert (got["seven"] == 7).all()
+
+
+def test_chains_of_thousands_of_operations() -> None:
+    x = {"X": rng().standard_normal((3, 5))}
+    y = read("X", "i", "k")
+    keep = where(bi("le", iota("k"), iota("i")), y, NEG)
+    for n in range(3000):
+        y = add(mul(y, 0.999), un("sin", y)) if n % 2 else un("tanh", y)
+        keep = add(keep, 0.001)
+    outs = {"Y": (y, ("i", "k")), "top": (red("max", "k", keep), ("i",))}
+    verify(outs, dict(i=("grid", 2), k=("loop", 2)), dict(i=3, k=5), x, tolerance=1e-9)
+
+
 def test_division_by_a_pivot() -> None:
     """x0(R) = x0·r/R: quantisation to the running maximum."""
     h = Monoid(("max",), (((0, mul(var("r0"), un("recip", var("R0")))),),))
@@ -320,7 +401,9 @@ def test_streamed_inside_streamed() -> None:
     for d in (("loop", 2), ("whole", 0)):
         for order in ("hqdke", "hqkde"):
             roles = dict(h=("grid", 1), q=("grid", 3), k=("loop", 4), d=d, e=("whole", 0))
-            verify({"O": (attend(scores("causal")), ("h", "q", "e"))}, {a: roles[a] for a in order}, dict(h=2, q=7, k=9, d=5, e=3), x)
+            verify(
+                {"O": (attend(scores("causal")), ("h", "q", "e"))}, {a: roles[a] for a in order}, dict(h=2, q=7, k=9, d=5, e=3), x
+            )
 
 
 def test_rows_reduced_and_streamed_out() -> None:
@@ -342,7 +425,12 @@ def test_product_after_a_row_statistic() -> None:
 
 def test_products_of_several_factors() -> None:
     r = rng()
-    x = {"A": r.standard_normal((4, 5)), "B": r.standard_normal((5, 6)), "C": r.standard_normal((4,)), "D": r.standard_normal((4, 5, 6))}
+    x = {
+        "A": r.standard_normal((4, 5)),
+        "B": r.standard_normal((5, 6)),
+        "C": r.standard_normal((4,)),
+        "D": r.standard_normal((4, 5, 6)),
+    }
     a, b, c, d = read("A", "i", "k"), read("B", "k", "j"), read("C", "i"), read("D", "i", "k", "j")
     outs = {
         "chain": (red("+", "k", mul(a, b, c, 2.0)), ("i", "j")),
@@ -368,7 +456,10 @@ def test_several_stores_share_what_they_can() -> None:
     r = rng()
     x = {"X": r.standard_normal((5, 6)), "A": r.standard_normal((6, 4)), "B": r.standard_normal((6, 3))}
     c = read("X", "i", "k")
-    outs = {"P": (red("+", "k", mul(c, read("A", "k", "a"))), ("i", "a")), "R": (red("+", "k", mul(c, read("B", "k", "b"))), ("b", "i"))}
+    outs = {
+        "P": (red("+", "k", mul(c, read("A", "k", "a"))), ("i", "a")),
+        "R": (red("+", "k", mul(c, read("B", "k", "b"))), ("b", "i")),
+    }
     plan = make_plan([(outs, dict(i=("grid", 2), k=("loop", 4), a=("whole", 0), b=("whole", 0)))], dict(i=5, k=6, a=4, b=3), x)
     p = lower(plan.kernels[0], plan.buffers, "float64")
     assert sum(isinstance(s, tile.Load) and s.buffer == "X" for s in tile.walk(p.body)) == 1
@@ -445,7 +536,18 @@ def random_term(draw: st.DrawFn, depth: int, axes: tuple[str, ...]) -> T.Term:
     """A term over (some of) the axes; reductions range over k and d."""
     if depth == 0:
         return draw(
-            st.sampled_from([read("A", "i", "k"), read("B", "k"), read("C", "i"), read("D", "d", "k"), read("E", "i", "d"), iota("k"), iota("i"), num(0.5)])
+            st.sampled_from(
+                [
+                    read("A", "i", "k"),
+                    read("B", "k"),
+                    read("C", "i"),
+                    read("D", "d", "k"),
+                    read("E", "i", "d"),
+                    iota("k"),
+                    iota("i"),
+                    num(0.5),
+                ]
+            )
         )
     sub_term = lambda: random_term(draw, depth - 1, axes)  # noqa: E731
     kind = draw(st.sampled_from(["leaf", "add", "mul", "un", "bi", "where", "red", "red", "soft", "moments"]))
@@ -477,7 +579,7 @@ def random_term(draw: st.DrawFn, depth: int, axes: tuple[str, ...]) -> T.Term:
     return quotient(fold(SOFT, 1, axis, [bounded, y]), fold(SOFT, 1, axis, [bounded, num(1.0)]))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_kernels(data: st.DataObject) -> None:
     t = random_term(data.draw, data.draw(st.integers(1, 4)), ("i", "k", "d"))
@@ -486,11 +588,14 @@ def test_random_kernels(data: st.DataObject) -> None:
     roles = {}
     for a in data.draw(st.permutations(sorted(used | t.free))):
         reduced = any(x.op in ("red", "fold") and x.attr[-1] == a for x in T.postorder([t]))
-        roles[a] = (data.draw(st.sampled_from(["whole", "loop"] if reduced else ["whole", "loop", "grid"])), data.draw(st.integers(1, ext[a])))
+        roles[a] = (
+            data.draw(st.sampled_from(["whole", "loop"] if reduced else ["whole", "loop", "grid"])),
+            data.draw(st.integers(1, ext[a])),
+        )
     r = rng(data.draw(st.integers(0, 1000)))
     x = {n: r.standard_normal([ext[a] for a in ax]) for n, ax in {"A": "ik", "B": "k", "C": "i", "D": "dk", "E": "id"}.items()}
     out = {"Y": (t, tuple(data.draw(st.permutations(sorted(t.free)))))}
     try:
-        verify(out, roles, ext, x, tolerance=1e-8)
+        verify(out, roles, ext, x, tolerance=1e-8, least=1.0)
     except LoweringError as err:
         assert "its loops" in str(err) or "inside a loop over it" in str(err)

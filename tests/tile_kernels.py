@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-
-from eqsat_neptune import terms as T
 from eqsat_neptune.codegen.check import check
 from eqsat_neptune.codegen.cpu import CpuKernel
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Plan, Store
+
+from eqsat_neptune import terms as T
 from eqsat_neptune.reference import Env, evaluate_term
 from eqsat_neptune.terms import Affine, Monoid, Term, add, axis_index, inp, mul, num, sub, un, var
 
@@ -64,7 +64,7 @@ def make_plan(
             buffers[name] = Buffer(name, tuple(extents[a] for a in axes), dtypes.get(name, compute), kind, axes)
             stores.append(Store(name, term, tuple(map(axis_index, axes))))
         axes_ = {
-            a: Axis(extents[a], extents[a] if role == "whole" else min(tile, extents[a]) if tile else extents[a], role)
+            a: Axis(extents[a], extents[a] if role == "whole" else max(1, min(tile, extents[a])), role)
             for a, (role, tile) in roles.items()
         }
         out.append(Kernel(f"k{i}", tuple(stores), axes_, dict(extents)))
@@ -95,22 +95,26 @@ def verify(
     inputs: Mapping[str, np.ndarray],
     block: Mapping[str, int] | None = None,
     tolerance: float = 1e-11,
+    least: float = 1e-300,
 ) -> dict[str, np.ndarray]:
     """Run one kernel in float64 and compare with the reference interpreter."""
     plan = make_plan([(outputs, roles)], extents, inputs)
     got = run(plan, inputs)
     env = Env({a: n for a, n in extents.items() if "." not in a}, inputs, block)
     for name, (term, axes) in outputs.items():
-        close(got[name], env.expand(evaluate_term(term, env), axes), tolerance, str(plan.kernels[0]))
+        close(got[name], env.expand(evaluate_term(term, env), axes), tolerance, str(plan.kernels[0]), least)
     return got
 
 
-def close(got: np.ndarray, want: np.ndarray, tolerance: float = 1e-11, message: str = "") -> None:
+def close(got: np.ndarray, want: np.ndarray, tolerance: float = 1e-11, message: str = "", least: float = 1e-300) -> None:
+    """Error relative to the largest value, or to `least` if that is larger; NaN and inf in the same places."""
     got, want = np.asarray(got, np.float64), np.broadcast_to(np.asarray(want, np.float64), np.shape(got))
-    assert np.array_equal(np.isnan(got), np.isnan(want)), f"NaN where there should be none, or none where there should be\n{message}"
+    assert np.array_equal(np.isnan(got), np.isnan(want)), (
+        f"NaN where there should be none, or none where there should be\n{message}"
+    )
     finite = np.isfinite(want)
     assert np.array_equal(got[~finite], want[~finite], equal_nan=True), message
-    scale = max(1e-300, float(np.abs(want[finite]).max(initial=0.0)))
+    scale = max(least, float(np.abs(want[finite]).max(initial=0.0)))
     error = float(np.abs(got[finite] - want[finite]).max(initial=0.0)) / scale
     assert error <= tolerance, f"relative error {error}\n{message}"
 

@@ -189,8 +189,8 @@ class Scope:
 
         def fetch() -> None:
             if inside():
-                at = start + sum(k * frame.position[a] for a, k in stride)
-                np.copyto(dest, np.ndarray(shape, h.dtype, frame.windows[h.buffer], at, strides), casting="unsafe")
+                first = start + sum(k * frame.position[a] for a, k in stride)
+                np.copyto(dest, np.ndarray(shape, h.dtype, frame.windows[h.buffer], first, strides), casting="unsafe")
                 return
             at, valid = index()
             dest[...] = 0
@@ -541,35 +541,23 @@ class Scope:
 
     def advance(self, s: Loop) -> list[Step]:
         """Carried values move on, where they have not been updated in place."""
-        moves = []
-        place = {(self.homes[c.phi.id].offset): c for c in s.carries}
+        homes = self.homes
+        inits = {homes[c.phi.id].offset for c in s.carries}
+        saves: list[Step] = []
+        moves: list[Step] = []
         for c in s.carries:
-            phi, nxt = self.homes[c.phi.id], self.homes[c.next.id]
-            if nxt.kind == "arena" and nxt.offset == phi.offset and nxt.dtype == phi.dtype:
-                continue
-            moves.append(c)
-        clash = [c for c in moves if self.homes[c.next.id].kind == "arena" and self.homes[c.next.id].offset in place]
-        steps: list[Step] = []
-        saved: dict[int, Any] = {}
-        for c in clash:
-            t = self.tensor(c.next)
-            dims = tuple(t.dims)
-            x = t.aligned(dims)
-            saved[c.next.id] = copy = np.empty(x.shape, x.dtype)
-            steps.append(self.invoke(np.copyto, copy, x))
-        for c in moves:
-            phi = self.tensor(c.phi)
-            dims = tuple(phi.dims)
-            h = self.homes[c.next.id]
-            if c.next.id in saved:
-                x = saved[c.next.id].reshape([phi.dims[a][0] if a in h.dims else 1 for a in dims])
-            elif h.kind == "const":
-                x = self.constant(h.value, phi.dtype).aligned(())
+            phi, new = homes[c.phi.id], homes[c.next.id]
+            state = self.tensor(c.phi)
+            dims = tuple(state.dims)
+            if new.kind == "const":
+                x = state.dtype.type(new.value)
             else:
                 x = self.tensor(c.next).aligned(dims)
-            steps.append(self.invoke(np.copyto, phi.aligned(dims), x, casting="same_kind"))
-        return steps
-
-
-def bind_block(plan: Plan, frame: Frame, length: dict[str, int]) -> list[Step]:
-    return Scope(plan, frame, length).steps(plan.program.body)
+                if new.kind == "arena" and new.offset in inits:
+                    if new.offset == phi.offset:
+                        continue
+                    save = np.empty(x.shape, x.dtype)  # it lies in the state of another carry, which is about to change
+                    saves.append(self.invoke(np.copyto, save, x))
+                    x = save
+            moves.append(self.invoke(np.copyto, state.aligned(dims), x, casting="same_kind"))
+        return [*saves, *moves]

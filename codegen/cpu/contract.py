@@ -76,7 +76,7 @@ def empty(dims: dict[str, int], dtype: np.dtype) -> Tensor:
 
 
 def merged(axes: list[str], *tensors: Tensor) -> list[Axis]:
-    """The axes as few dimensions: neighbours that are evenly spaced in every tensor become one.  Outermost (in the first) first."""
+    """The axes as few dimensions, outermost (in the first tensor) first: neighbours evenly spaced in every tensor become one."""
     dims: list[Axis] = [(tensors[0].dims[a][0], tuple(t.dims[a][1] for t in tensors)) for a in axes]
     out: list[Axis] = []
     for n, strides in sorted((d for d in dims if d[0] != 1), key=lambda d: (-abs(d[1][0]), d[1])):
@@ -164,4 +164,3 @@ def contraction(regs: list, out: Tensor, a: Tensor, b: Tensor, summed: tuple[str
         O = out.make((*shape, M[0], N[0]), (*(s[2] for _, s in batch), M[1][0], N[1][0]))
         steps += [invoke(regs, np.matmul, A, B, out=temp), invoke(regs, np.copyto, O, temp)]
     return steps
-

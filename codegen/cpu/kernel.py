@@ -100,7 +100,10 @@ class Executable:
             frame.registers[:] = [None] * len(frame.registers)
             self.frames.append(frame)
 
-        run_blocks(self.blocks, worker, 1 if self.plan.layout.work < INLINE else cpus())
+        try:
+            run_blocks(self.blocks, worker, 1 if self.plan.layout.work < INLINE else cpus())
+        finally:
+            windows.clear()  # the pool may hold on to the worker for a while
 
     def _block(self, frame: Frame, block: int) -> None:
         position, length = self._tile(block)
@@ -176,6 +179,7 @@ class CpuKernel:
                     arrays[b.name] = np.empty(b.shape, element_type(b.dtype))
             used = [arrays[name] for name in names]
             self._executable(n, tuple(map(Format.of, used))).run(used)
+            del used
             for name in names:
                 if self._last_use[name] == n and self.plan.buffers[name].kind == "temp":
                     arrays.pop(name, None)
@@ -194,7 +198,7 @@ def _checked(given: dict[str, np.ndarray], b: P.Buffer, what: str) -> np.ndarray
     dtype = element_type(b.dtype)
     if x.shape != b.shape:
         raise InputError(f"{what} {b.name} has shape {x.shape}, not {b.shape}")
-    if x.dtype != dtype:
+    if x.dtype != dtype and (x.dtype.isnative or x.dtype.newbyteorder("=") != dtype):
         raise InputError(f"{what} {b.name} has dtype {x.dtype}, not {b.dtype}", f"convert it: {b.name}.astype({b.dtype!r})")
     if what == "input" and not (x.flags.aligned and x.dtype.isnative):
         x = x.astype(dtype)

@@ -1,10 +1,10 @@
 """Where each value of a tile program lies: its dtype, the order of its axes in memory, its place in the scratch arena.
 
-Types.  Floats are computed in the program's compute dtype.  A value known to be an integer carries a bound on its magnitude: float32
-holds it exactly up to 2²⁴, else it is kept in float64 (exact up to 2⁵³).  Predicates are bool.
+Types.  Floats are computed in the program's compute dtype.  A value known to be an integer carries a bound on its magnitude:
+float32 holds it exactly up to 2²⁴, else it is kept in float64 (exact up to 2⁵³).  Predicates are bool.
 
-Order.  One order of the kernel's axes serves all scratch arrays, so that elementwise operands line up.  It is voted: by the memory order
-of what is loaded and stored, by reductions (cheaper over an outer axis), by batched contractions (batch outermost).
+Order.  One order of the kernel's axes serves all scratch arrays, so that elementwise operands line up.  It is voted: by the
+memory order of what is loaded and stored, by reductions (cheaper over an outer axis), by batched contractions (batch outermost).
 
 Arena.  Slots are assigned by liveness; an elementwise result takes over the slot of an argument that dies there, which also
 makes carried state advance in place.
@@ -149,9 +149,10 @@ class _Types:
 
 @dataclass(frozen=True)
 class Home:
-    """kind: "const" (`value`), "arena" (`offset` bytes; contiguous over `dims` in this order), "view" (elements of a buffer, read in place),
-    "target" (elements of a buffer, written in place).  stride: bytes from one element to the next along each axis of a
-    view or target; start: bytes from the beginning of the buffer's window where all positions are 0; loose: may it leave the buffer?"""
+    """kind: "const" (`value`), "arena" (`offset` bytes; contiguous over `dims` in this order), "view" (elements of a buffer, read
+    in place), "target" (elements of a buffer, written in place).  stride: bytes from one element to the next along each axis of a
+    view or target; start: bytes from the beginning of the buffer's window where all positions are 0; loose: it may leave the
+    buffer."""
 
     kind: str
     dtype: np.dtype
@@ -274,7 +275,7 @@ class _Layout:
     # ---- passes over the program
     def run(self) -> Layout:
         self.number(self.p.body, 0, 0, 1.0)
-        self.extend(self.p.body, {})
+        self.extend(self.p.body, ())
         self.vote()
         masks = [s.out.id for s in walk(self.p.body) if isinstance(s, Mask)]
         self.out.conditions = frozenset(
@@ -496,7 +497,8 @@ class _Layout:
     def inherited(self, s: Stmt, v: Value, dtype: np.dtype, now: int) -> Slot | None:
         """The slot of an argument that is not needed any more."""
         if isinstance(s, Map):
-            candidates = [a for a in (s.args[1:] if s.fn == "where" else s.args)]
+            args = s.args[1:] if s.fn == "where" else s.args
+            candidates = [a for a in args if args.count(a) <= 2]  # later terms of a sum must not read what the first two wrote
         elif isinstance(s, (Reduce, Contract)) and s.acc is not None:
             candidates = [s.acc]
         else:

@@ -33,7 +33,7 @@ class _Shared:
 
     @contextmanager
     def one_blas_thread(self) -> Iterator[None]:
-        """The number of BLAS threads is one per process: the first call that needs a single one sets it, the last one restores."""
+        """BLAS has one number of threads for the whole process: the first call in sets it to 1, the last one out restores it."""
         with self.lock:
             self.users += 1
             if self.users == 1:
@@ -62,8 +62,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def run_blocks(blocks: int, worker: Callable[[Iterator[int]], None], threads: int) -> None:
-    """Call worker(numbers of blocks) in up to `threads` threads, of which the caller's is one; the workers share the numbers 0 … blocks-1.
-    An exception in one of them stops all and is raised here."""
+    """Call worker(numbers of blocks) in up to `threads` threads, of which the caller's is one: they share the numbers
+    0 … blocks-1.  An exception in one of them stops all and is raised here."""
     if threads == 1 or blocks <= 1:
         worker(iter(range(blocks)))
         return
