@@ -10,7 +10,8 @@ from ...program import DTYPES
 from ...runtime.module import Launch
 from ..tile import TileProgram
 from .arch import Arch
-from .fragments import Fragments, Function
+from .fragments import Fragments
+from .kernel import Function
 from .layout import Unsupported
 from .schedule import HALVES, Precision, Schedule, plan
 from .text import Names

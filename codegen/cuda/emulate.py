@@ -68,7 +68,9 @@ def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np
     return C.CDLL(out)
 
 
-def _run(library: C.CDLL, source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def _run(
+    library: C.CDLL, source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np.ndarray], seed: int
+) -> dict[str, np.ndarray]:
     arrays = dict(inputs)
     for b in buffers.values():
         if b.kind != "input":

@@ -54,7 +54,9 @@ def fragment_group(axes: tuple[str, ...], extents: tuple[int, ...], side: str, w
     step = arch.fragment[0 if side == ROW else 1]
     per = arch.row_slots if side == ROW else arch.column_slots
     tiles = -(-math.prod(extents) // (step * warps))
-    return Group(axes, extents, side, "fragment", warps, tiles * per, tiles * step * warps, arch.column_run if side == COLUMN else 1)
+    return Group(
+        axes, extents, side, "fragment", warps, tiles * per, tiles * step * warps, arch.column_run if side == COLUMN else 1
+    )
 
 
 def vector_group(axes: tuple[str, ...], extents: tuple[int, ...], side: str, warps: int, run: int, arch: Arch) -> Group:

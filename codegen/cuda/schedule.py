@@ -188,7 +188,9 @@ def with_axis(p: TileProgram, start: set[int], axis: str) -> TileProgram:
                 return [
                     replace(
                         s,
-                        carries=tuple(Carry(value(c.init), value(c.phi), value(c.next), value(c.out), c.kind, c.op) for c in s.carries),
+                        carries=tuple(
+                            Carry(value(c.init), value(c.phi), value(c.next), value(c.out), c.kind, c.op) for c in s.carries
+                        ),
                     )
                 ]
         return [replace(s, out=value(s.out))]
@@ -703,7 +705,9 @@ class _Planner:
     # ---- layouts of everything
     def place(self) -> None:
         p = self.p
-        self.out = Schedule(p, self.arch, self.precision, self.kind, self.wr, self.wc, self.ws, None, dict(self.tile), frozenset(self.forced))
+        self.out = Schedule(
+            p, self.arch, self.precision, self.kind, self.wr, self.wc, self.ws, None, dict(self.tile), frozenset(self.forced)
+        )
         o = self.out
         after = False
         loops = [s for s in p.body if isinstance(s, Loop)]
@@ -758,7 +762,12 @@ class _Planner:
         left_axes, right_axes, inner = (m[1], m[0], m[2]) if flip else m
         lv, rv = (s.b, s.a) if flip else (s.a, s.b)
         home = self.out.home[s.out.id]
-        if home.row is None or home.column is None or set(home.row.axes) != set(left_axes) or set(home.column.axes) != set(right_axes):
+        if (
+            home.row is None
+            or home.column is None
+            or set(home.row.axes) != set(left_axes)
+            or set(home.column.axes) != set(right_axes)
+        ):
             raise Unsupported(f"rows {left_axes} or columns {right_axes} of a product are merged with other axes")
         dtype = self.tensor_dtype(s)
         kind = "tensor" if dtype else "plain"
@@ -801,7 +810,9 @@ class _Planner:
         return Layout(self.group(own[0], ROW, after), self.group(inner[0], COLUMN, after))
 
     def is_left_layout(self, v: Value, own: tuple[str, ...], inner: tuple[str, ...]) -> bool:
-        return all(self.sides.get(self.node(v, a)) == ROW for a in own) and all(self.sides.get(self.node(v, a)) == COLUMN for a in inner)
+        return all(self.sides.get(self.node(v, a)) == ROW for a in own) and all(
+            self.sides.get(self.node(v, a)) == COLUMN for a in inner
+        )
 
     def want_tile(self, v: Value, own: tuple[str, ...], own_size: int, inner: tuple[str, ...], inner_size: int) -> None:
         s = self.defs[v.id]
@@ -871,14 +882,19 @@ class _Planner:
                     for v in (c.phi, c.out):
                         wanted.setdefault(v.id, []).append(o.home[v.id])
         visit(self.p.body)
-        o.deferred = frozenset(c.phi.id for s in walk(self.p.body) if isinstance(s, Loop) for c in s.carries if self.deferrable(s, c))
+        o.deferred = frozenset(
+            c.phi.id for s in walk(self.p.body) if isinstance(s, Loop) for c in s.carries if self.deferrable(s, c)
+        )
         if self.ws > 1 and o.split is not None:
             for c in o.split.carries:
                 if not self.free(c.next) and o.home[c.phi.id].row != o.home[c.out.id].row:
                     raise Unsupported("rows of a shared loop's state change places")
 
     def check_conversion(self, v: Value, home: Layout, layout: Layout) -> None:
-        if {home.row is None, home.column is None} == {True, False} and {layout.row is None, layout.column is None} == {True, False}:
+        if {home.row is None, home.column is None} == {True, False} and {layout.row is None, layout.column is None} == {
+            True,
+            False,
+        }:
             a, b = home.row or home.column, layout.row or layout.column
             assert a is not None and b is not None
             if a.axes == b.axes:
@@ -978,7 +994,11 @@ class _Planner:
         o.registers = self.count_registers()
         if o.registers > 480 or (o.registers + 24) * o.threads > 2 * arch.registers:
             raise Unsupported(f"about {o.registers} registers a thread for {o.threads} threads")
-        blocks = min(arch.shared_sm // (o.shared + 1024), arch.registers // (o.threads * min(255, max(32, o.registers + (72 if self.kind == "fragment" else 32)))), 2048 // o.threads)
+        blocks = min(
+            arch.shared_sm // (o.shared + 1024),
+            arch.registers // (o.threads * min(255, max(32, o.registers + (72 if self.kind == "fragment" else 32)))),
+            2048 // o.threads,
+        )
         o.min_blocks = max(1, min(8, blocks))
 
     def packable(self, t: TilePlan, dtype: str) -> bool:
@@ -1046,11 +1066,17 @@ class _Planner:
             alive, worst = set(after), 0
             for s in reversed(body):
                 if isinstance(s, Loop):
-                    inside = alive | {c.next.id for c in s.carries} | {v for x in walk(s.body) for v in (o.id for o in operands(x))}
+                    inside = (
+                        alive | {c.next.id for c in s.carries} | {v for x in walk(s.body) for v in (o.id for o in operands(x))}
+                    )
                     made = {v.id for x in walk(s.body) for v in results(x)} | {v.id for c in s.carries for v in (c.phi, c.out)}
                     through = {v for v in inside if v not in made}
                     worst = max(worst, peak(s.body, through | {c.next.id for c in s.carries}))
-                    alive = (alive - {c.out.id for c in s.carries}) | (through - {c.next.id for c in s.carries}) | {c.init.id for c in s.carries}
+                    alive = (
+                        (alive - {c.out.id for c in s.carries})
+                        | (through - {c.next.id for c in s.carries})
+                        | {c.init.id for c in s.carries}
+                    )
                     continue
                 used = {v.id for v in operands(s)}
                 if isinstance(s, Map) and s.args and any(a.id not in alive and slots(a.id) == slots(s.out.id) for a in s.args):
@@ -1064,7 +1090,12 @@ class _Planner:
             return worst
 
         held = sum(
-            c.steps * self.arch.fragment[0] * self.arch.fragment[2] // self.arch.warp // 2 * (-(-self.out.home[v].row.padded // (self.arch.fragment[0] * self.wr)))  # type: ignore[union-attr]
+            c.steps
+            * self.arch.fragment[0]
+            * self.arch.fragment[2]
+            // self.arch.warp
+            // 2
+            * (-(-self.out.home[v].row.padded // (self.arch.fragment[0] * self.wr)))  # type: ignore[union-attr]
             for v, c in self.out.contracts.items()
             if c.left.held
         )
@@ -1105,7 +1136,11 @@ def merge_steps(loop: Loop, c: Carry) -> tuple[str, list[Stmt], Value] | None:
         v = x.acc
     if v == c.next:
         return None
-    pivots = {x.next.id for x in loop.carries if (y := defs.get(x.next.id)) and isinstance(y, Reduce) and y.op in ("max", "min") and y.acc == x.phi}
+    pivots = {
+        x.next.id
+        for x in loop.carries
+        if (y := defs.get(x.next.id)) and isinstance(y, Reduce) and y.op in ("max", "min") and y.acc == x.phi
+    }
     phis = {x.phi.id for x in loop.carries}
     steps: dict[int, Stmt] = {}
 

@@ -129,7 +129,13 @@ _PLAIN = {
     "hypot": "hypot{f}({0}, {1})", "copysign": "copysign{f}({0}, {1})",
     "recip": "({one} / {0})", "exp": "exp{f}({0})", "exp2": "exp2{f}({0})", "tanh": "tanh{f}({0})", "rsqrt": "({one} / sqrt{f}({0}))",
 }  # fmt: skip
-_FAST = {"recip": "rcp_fast({0})", "exp": "exp2_fast({0} * LOG2_E)", "exp2": "exp2_fast({0})", "tanh": "tanh_fast({0})", "rsqrt": "rsqrt_fast({0})"}
+_FAST = {
+    "recip": "rcp_fast({0})",
+    "exp": "exp2_fast({0} * LOG2_E)",
+    "exp2": "exp2_fast({0})",
+    "tanh": "tanh_fast({0})",
+    "rsqrt": "rsqrt_fast({0})",
+}
 _LOGIC = {"and": "&&", "or": "||", "xor": "!="}
 
 

@@ -1,0 +1,141 @@
+"""Elementwise statements: collected, grouped by layout, printed as unrolled loops."""
+
+from __future__ import annotations
+
+from ..tile import Map, Mask, Stmt, operands
+from .layout import Layout
+from .registers import Frame, Registers
+from .text import constant
+
+
+class Elementwise(Registers):
+    def flush(self) -> None:
+        """Print the pending elementwise statements, those of equal layouts together where order allows."""
+        pending, self.pending = self.pending, []
+        if not pending:
+            return
+        groups: list[tuple[Layout, list[Stmt]]] = []
+        where: dict[tuple[int, Layout], int] = {}
+        for layout, s in pending:
+            earliest = 0
+            patch = self.patched(s, layout)
+            for a in operands(s):
+                part = layout.restricted(self.live(a.axes))
+                if (a.id, part) in where:
+                    g = where[a.id, part]
+                    earliest = max(earliest, g if groups[g][0] == layout and not patch else g + 1)
+            for n in range(earliest, len(groups)):
+                if groups[n][0] == layout and not patch and not self.patched(groups[n][1][0], layout):
+                    groups[n][1].append(s)
+                    where[s.out.id, layout] = n
+                    break
+            else:
+                groups.append((layout, [s]))
+                where[s.out.id, layout] = len(groups) - 1
+        for layout, members in groups:
+            if self.patched(members[0], layout):
+                self.patch(members[0], layout)  # type: ignore[arg-type]
+            elif self.skippable(members[0], layout) and len(members) == 1:
+                self.rescale(members[0], layout)  # type: ignore[arg-type]
+            else:
+                self.elementwise(layout, members, {id(s) for _, s in pending})
+
+    def patched(self, s: Stmt, layout: Layout) -> bool:
+        """Is it a selection that changes nothing except on tiles at the edge of a loop's range?"""
+        if not isinstance(s, Map) or s.fn != "where" or not self.loops or layout.row is None or layout.column is None:
+            return False
+        m = self.defs.get(s.args[0].id)
+        loop = self.loops[-1]
+        return (
+            isinstance(m, Mask)
+            and set(m.constraints) <= set(loop.loop.constraints)
+            and loop.edges
+            and s.args[1].id not in self.consts
+        )
+
+    def patch(self, s: Map, layout: Layout) -> None:
+        source = self.get(s.args[1], layout)
+        self.masked.pop(source, None)
+        self.comment(s)
+        if len(self.readers.get(s.args[1].id, ())) > 1:
+            name = self.variable(s.out)
+            self.t(f"{self.ctype(s.out)} {name}{self.shape(layout)};")
+            self.t(f"assign({name}, {source});")
+        else:
+            name = source
+        self.env[s.out.id, layout] = name
+        with self.t.block("if (edge)"):
+            with self.over(layout) as f:
+                condition = f.expression(s.args[0])
+                self.t(f"if (!{condition}) {name}{self.at(layout)} = {f.operand(s.args[2])};")
+
+    def skippable(self, s: Stmt, layout: Layout) -> bool:
+        """The product of carried state with a factor for each row, which mostly is 1."""
+        return (
+            isinstance(s, Map)
+            and s.role == "rescale"
+            and s.fn == "mul"
+            and len(s.args) == 2
+            and layout.row is not None
+            and layout.column is not None
+            and {layout.restricted(self.live(a.axes)) for a in s.args} == {layout, Layout(layout.row, None)}
+            and not any(a.id in self.consts for a in s.args)
+        )
+
+    def rescale(self, s: Map, layout: Layout) -> None:
+        wide = next(a for a in s.args if layout.restricted(self.live(a.axes)) == layout)
+        factor = next(a for a in s.args if a is not wide)
+        source = self.get(wide, layout)
+        self.masked.pop(source, None)
+        self.comment(s)
+        if len(self.readers.get(wide.id, ())) > 1:
+            name = self.variable(s.out)
+            self.t(f"{self.ctype(s.out)} {name}{self.shape(layout)};")
+            self.t(f"assign({name}, {source});")
+        else:
+            name = source
+        self.env[s.out.id, layout] = name
+        x = self.get(factor, Layout(layout.row, None))
+        assert layout.row is not None
+        changed = self.names.new("changed")
+        self.t(f"bool {changed} = false;")
+        self.t("#pragma unroll")
+        self.t(f"for (int i = 0; i < {layout.row.slots}; ++i) {changed} |= {x}[i] != {constant(1.0, self.compute)};")
+        with self.t.block(f"if (warp_any({changed}))"):
+            with self.over(layout):
+                self.t(f"{name}{self.at(layout)} *= {x}[i];")
+
+    def elementwise(self, layout: Layout, members: list[Stmt], batch: set[int]) -> None:
+        local = {
+            s.out.id  # type: ignore[union-attr]
+            for s in members
+            if all(r in {id(m) for m in members} for r in self.readers.get(s.out.id, ()))  # type: ignore[union-attr]
+            and len(self.s.instances.get(s.out.id, ())) == 1  # type: ignore[union-attr]
+        }
+        for s in members:
+            self.comment(s)
+        for s in members:
+            if s.out.id not in local:  # type: ignore[union-attr]
+                v = s.out  # type: ignore[union-attr]
+                name = self.env[v.id, layout] = self.variable(v)
+                if layout != Layout(None, None):
+                    self.t(f"{self.ctype(v)} {name}{self.shape(layout)};")
+        if layout == Layout(None, None):
+            f = Frame(self, layout)
+            for s in members:
+                v = s.out  # type: ignore[union-attr]
+                name = self.env.get((v.id, layout)) or self.names.new(f"t{v.id}")
+                self.env[v.id, layout] = name
+                self.t(f"const {self.ctype(v)} {name} = {f.compute(s)};")
+            return
+        with self.over(layout) as f:
+            for s in members:
+                v = s.out  # type: ignore[union-attr]
+                text = f.compute(s)
+                if v.id in local:
+                    name = self.names.new(f"t{v.id}")
+                    f.locals[v.id] = name
+                    self.t(f"const {self.ctype(v)} {name} = {text};")
+                else:
+                    name = self.env[v.id, layout]
+                    self.t(f"{name}{self.at(layout)} = {text};")

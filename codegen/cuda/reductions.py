@@ -1,0 +1,152 @@
+"""Reductions, and values that change between rows and columns."""
+
+from __future__ import annotations
+
+from ...terms import REDUCTIONS
+from ..tile import Reduce, Value
+from .copies import Copies
+from .layout import COLUMN, Layout
+from .text import constant
+
+OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
+
+
+class Reductions(Copies):
+    def reduce(self, s: Reduce) -> None:
+        frame, home = self.s.frames[s.out.id], self.s.home[s.out.id]
+        source = self.get(s.arg, frame)
+        reduced = set(self.live(s.axes))
+        op, identity = OPS[s.op], constant(REDUCTIONS[s.op], self.compute)
+        self.comment(s)
+        self.mask_missing(s.arg, frame, reduced, REDUCTIONS[s.op], source)
+        rows = frame.row is not None and bool(set(frame.row.axes) & reduced)
+        columns = frame.column is not None and bool(set(frame.column.axes) & reduced)
+        name = self.variable(s.out)
+        result = Layout(None if rows else frame.row, None if columns else frame.column)
+        deferred = self.deferred_phi(s)
+        self.t(f"{self.compute} {name}{self.shape(result)};")
+        cast = f"({self.compute})" if s.arg.predicate else ""
+        partial = self.get(s.acc, home) if s.acc and deferred else None
+        with self.over(Layout(*result)):
+            begin = f"{partial}{self.at(result)}" if partial else identity
+            self.t(f"{self.compute} x = {begin};")
+            inner = Layout(frame.row if rows else None, frame.column if columns else None)
+            for g, var in ((inner.row, "i"), (inner.column, "j")):
+                if g:
+                    self.t("#pragma unroll")
+                    self.t(f"for (int {var} = 0; {var} < {g.slots}; ++{var})")
+                    self.t.depth += 1
+            self.t(f"x = {op}::of(x, {cast}{source}{self.at(frame)});")
+            self.t.depth -= sum(g is not None for g in inner)
+            if not deferred:
+                self.t(f"x = {self.across_lanes('x', op, rows, columns, frame)};")
+            self.t(f"{name}{self.at(result)} = x;")
+        if not deferred:
+            self.across_warps(name, op, result, frame, rows, columns)
+            if result != home:
+                name = self.change_side(s.out, name, result, home)
+            if s.acc:
+                acc = self.get(s.acc, home)
+                with self.over(home):
+                    at = self.at(home)
+                    acc_at = acc if s.acc.id in self.consts else acc + at
+                    self.t(f"{name}{at} = {op}::of({acc_at}, {name}{at});")
+        self.env[s.out.id, home] = name
+
+    def across_lanes(self, x: str, op: str, rows: bool, columns: bool, frame: Layout) -> str:
+        for g, done in ((frame.column, columns), (frame.row, rows)):
+            if not done or g is None:
+                continue
+            if g.kind == "fragment":
+                x = f"combine_{'row' if g.side == COLUMN else 'column'}<{op}>({x})"
+            elif g.side == COLUMN:
+                x = f"combine_lanes<{op}>({x})"
+        return x
+
+    def across_warps(self, name: str, op: str, result: Layout, frame: Layout, rows: bool, columns: bool) -> None:
+        """Combine what the warps that share a row (a column) have found; every one of them gets the result."""
+        for g, done in ((frame.column, columns), (frame.row, rows)):
+            if not done or g is None or g.warps == 1:
+                continue
+            other = result.row or result.column
+            width = self.width_bytes
+            count = other.padded if other else 1
+            warp = "warp" if g.warps == self.s.warps_split > 1 else self.warp_column if g.side == COLUMN else self.warp_row
+            self.t(f"// over the {g.warps} warps that share it")
+            self.t(self.sync())
+            with self.over(Layout(*result)) as f:
+                flat = f.flat(other) if other else "0"
+                guard = self.one_lane(result)
+                store = f"store_shared<{self.compute}>({self.s.scratch} + ({warp} * {count} + {flat}) * {width}, {name}{self.at(result)});"
+                self.t(f"if ({guard}) {store}" if guard else store)
+            self.t(self.sync())
+            with self.over(Layout(*result)) as f:
+                flat = f.flat(other) if other else "0"
+                at = f"{name}{self.at(result)}"
+                self.t(f"{at} = load_shared<{self.compute}>({self.s.scratch} + {flat} * {width});")
+                self.t("#pragma unroll")
+                self.t(f"for (int w = 1; w < {g.warps}; ++w)")
+                self.t(
+                    f"    {at} = {op}::of({at}, load_shared<{self.compute}>({self.s.scratch} + (w * {count} + {flat}) * {width}));"
+                )
+
+    def mask_missing(self, v: Value, layout: Layout, axes: set[str], identity: float, name: str) -> None:
+        """Elements that do not exist along these axes get a value that does not count."""
+        always, at_edge = [], []
+        for g in layout:
+            if g is None or not set(g.axes) & axes:
+                continue
+            if g.padded > g.size:
+                always.append(("flat", g))
+            for a in g.axes:
+                if a in self.p.limits and a in axes:
+                    loop = next((x for x in self.loops if x.loop.axis == a and x.edges), None)
+                    (at_edge if loop is self.loops[-1] and loop is not None else always).append((a, g))
+        if not always and not at_edge:
+            return
+        have, along = self.masked.get(name, (identity, set()))
+        if have == identity and axes <= along:
+            return
+        self.masked[name] = identity, axes | (along if have == identity else set())
+        value = constant(identity, self.compute) if not v.predicate else ("true" if identity == 1 else "false")
+
+        def print_patch(which: list) -> None:
+            with self.over(layout) as f:
+                conditions = [f"{f.flat(g)} < {g.size}" if kind == "flat" else f.holds(self.p.limits[kind]) for kind, g in which]
+                self.t(f"if (!({' && '.join(conditions)})) {name}{self.at(layout)} = {value};")
+
+        if always:
+            print_patch(always)
+        if at_edge:
+            with self.t.block("if (edge)"):
+                print_patch(at_edge)
+
+    def deferred_phi(self, s: Reduce) -> bool:
+        return any(c.next == s.out and c.phi.id in self.s.deferred for x in self.loops for c in x.loop.carries)
+
+    def convert(self, v: Value) -> None:
+        home = self.s.home.get(v.id)
+        if home is None:
+            return
+        for layout in self.s.instances.get(v.id, ()):
+            if layout == home or (v.id, layout) in self.env:
+                continue
+            self.env[v.id, layout] = self.change_side(v, self.env[v.id, home], home, layout)
+
+    def change_side(self, v: Value, source: str, home: Layout, layout: Layout) -> str:
+        """A value for each row becomes one for each column, or the other way round."""
+        a, b = home.row or home.column, layout.row or layout.column
+        assert a is not None and b is not None
+        width, name = 8 if self.compute == "double" else 4, self.variable(v)
+        self.t(f"// {v} changes from rows to columns" if home.row else f"// {v} changes from columns to rows")
+        self.t(f"{self.compute} {name}{self.shape(layout)};")
+        self.t(self.sync())
+        with self.over(home) as f:
+            guard = " && ".join(filter(None, [self.one_lane(home), f"{f.flat(a)} < {a.size}" if a.padded > a.size else ""]))
+            store = f"store_shared<{self.compute}>({self.s.scratch} + {f.flat(a)} * {width}, {source}{self.at(home)});"
+            self.t(f"if ({guard}) {store}" if guard else store)
+        self.t(self.sync())
+        with self.over(layout) as f:
+            read = f"load_shared<{self.compute}>({self.s.scratch} + {f.flat(b)} * {width})"
+            self.t(f"{name}{self.at(layout)} = {f'{f.flat(b)} < {b.size} ? {read} : 0' if b.padded > b.size else read};")
+        return name
