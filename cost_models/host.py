@@ -145,7 +145,7 @@ class HostModel:
         converted = {b.name for b in program.reads if b.dtype in CONVERT}
         views = {s.out.id for s in walk(program.body) if isinstance(s, Load) and s.buffer not in converted}
         worst = np.zeros(1)
-        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in views):
+        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in views, False):
             worst = np.maximum(worst, sum((sizes.elements(v.axes) for v in point), np.zeros(1)) * 4 * width)
         return worst
 

@@ -3,6 +3,7 @@ memory; the schedule choices (warps, stages) are taken with the tiles."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,11 @@ FUNCTIONS: dict[str, tuple[float, float]] = {
     "sin": (3, 1), "cos": (3, 1), "tan": (6, 3), "asin": (12, 1), "acos": (12, 1), "atan": (12, 1), "asinh": (8, 2), "acosh": (8, 2),
     "atanh": (8, 2), "pow": (4, 2), "mod": (6, 1), "floordiv": (4, 1), "atan2": (16, 1), "hypot": (4, 1), "neg": (0, 0), "abs": (0.5, 0),
 }  # fmt: skip
+
+
+def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ...], besides: str) -> int:
+    """Elements along the other axes of these that lie whole in a block."""
+    return math.prod(extents[a] for a in axes if a != besides and program.axes[a].role == "whole")
 
 
 @dataclass
@@ -92,7 +98,8 @@ class Roofline:
             if a in kept and x.role == "grid":
                 sizes: tuple[int, ...] = (1, 16, 32, 64, 128, 256) if n > 16 else (1, 2, 4, 8, 16)
             elif a in summed or (products and x.role == "loop"):
-                sizes = (16, 32, 64, 128, 256)
+                beside = min((_whole(program, extents, p.inner, a) for p in products if a in p.inner), default=1)
+                sizes = tuple(t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if 16 <= t * beside <= 256)
             elif products and x.role == "grid":
                 sizes = (1,)
             elif x.role == "loop":
@@ -203,7 +210,8 @@ class Roofline:
                     moved = n * width
                     if s.index and s.index[-1].axes:
                         run = sizes.tile.get(s.index[-1].axes[-1], np.ones(1)) * width
-                        moved = moved * np.maximum(1.0, 32.0 / np.maximum(run, 1.0)) if s.out.axes else moved
+                        # sectors of 32 bytes, and a little more for what does not fill a line of 128
+                        moved = moved * (np.maximum(1.0, 32.0 / np.maximum(run, 1.0)) + 0.1 * np.clip(np.log2(128.0 / run), 0.0, 2.0))
                     b.l2 = b.l2 + moved * runs
                     if any(isinstance(f, Contract) for f in feeds.get(s.out.id, ())) and len(s.out.axes) > 1:
                         b.shared = b.shared + n * width * runs
@@ -274,8 +282,8 @@ class Roofline:
         a_el, b_el = sizes.elements(s.a.axes), sizes.elements(s.b.axes)
         axes = tuple(sorted({*s.a.axes, *s.b.axes}))
         b.ops = b.ops + sizes.elements(axes) * np.maximum(pad.get(s.a.id, one), pad.get(s.b.id, one)) * runs
-        # register tiles of up to 8×8: each operand is read from shared memory once per 8 elements of the other
-        b.shared = b.shared + 4.0 * (a_el * np.maximum(n / 8, 1.0) + b_el * np.maximum(m / 8, 1.0)) * runs
+        if p.rows and p.cols:  # register tiles of up to 8×8: an operand is read from shared memory once per 8 elements of the other
+            b.shared = b.shared + 4.0 * (a_el * np.maximum(n / 8, 1.0) + b_el * np.maximum(m / 8, 1.0)) * runs
 
     def _pressure(self, program: TileProgram, sizes: Sizes, pad: dict[int, Array]) -> Array:
         """Bytes of registers that the tiles of a block take at the worst moment."""
@@ -292,7 +300,7 @@ class Roofline:
         small = {s.out.id for s in walk(program.body) if isinstance(s, Mask | Iota)}
         width = 8.0 if program.compute_dtype == "float64" else 4.0
         worst = np.zeros(1)
-        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in elsewhere and v.id not in small):
+        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in elsewhere and v.id not in small, True):
             n = np.zeros(1)
             for v in point:
                 n = n + sizes.elements(v.axes) * pad.get(v.id, 1.0)

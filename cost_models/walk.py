@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..codegen.tile import Contract, Load, Loop, Map, Mask, Stmt, TileProgram, Value, operands, results, walk
+from ..codegen.tile import Contract, Load, Loop, Mask, Reduce, Stmt, TileProgram, Value, operands, results, walk
 from ..terms import Affine
 from .base import Array, Sizes
 
@@ -96,10 +96,11 @@ def live_share(constraints: tuple[Affine, ...], sizes: Sizes) -> tuple[Array, Ar
 _STEPS = (0.6180339887498949, 0.7548776662466927, 0.8191725133961645)
 
 
-def peaks(program: TileProgram, keep: Callable[[Value], bool]) -> list[tuple[Value, ...]]:
+def peaks(program: TileProgram, keep: Callable[[Value], bool], transient: bool) -> list[tuple[Value, ...]]:
     """Sets of values that lie in a block at the same time; only those that may be the largest.  keep: which values count.
 
     An elementwise statement and an accumulation work in place; a reduction or product holds its operands beside its result.
+    transient: chains of elementwise statements run element by element, so that what is live between them takes no room.
     """
     points: dict[frozenset[int], None] = {}
     values: dict[int, Value] = {}
@@ -134,7 +135,10 @@ def peaks(program: TileProgram, keep: Callable[[Value], bool]) -> list[tuple[Val
             args = {v.id for v in operands(s)} & values.keys()
             acc = getattr(s, "acc", None)
             held = args - {acc.id} if acc is not None else args
-            note(after | held if not isinstance(s, Map) else after)
+            if isinstance(s, Contract | Reduce):
+                note(after | held)
+            elif not transient:
+                note(after)
             live = live | args
         return live
 

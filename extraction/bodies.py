@@ -217,8 +217,12 @@ class Bodies:
             if g & ~wide:
                 right |= g
         work = self.count(every)
+        left = sum(1 for g in groups if not g & ~wide)
+        ahead = (left - 1) * self.count(wide)  # factors are gathered into two operands
+        if len(groups) - left > 1:
+            ahead += (len(groups) - left - 1) * self.count(right)
         if right and wide & ~right & ~summed and right & ~wide & ~summed:
-            return self.item(key, tensor=2.0 * work)
+            return self.item(key, tensor=2.0 * work, ops=ahead)
         return self.item(key, ops=work)
 
     def _options(self, c: int):  # type: ignore[no-untyped-def]

@@ -26,16 +26,23 @@ Progress = Callable[[str, int, int | None], None]
 
 @dataclass
 class Candidate:
-    """A plan that lost.  form: its outputs in mathematical notation; kernels: how many; plan: itself."""
+    """A plan that lost.  seconds: predicted; kernels: how many; form: its outputs in mathematical notation; plan: itself."""
 
-    form: str
     seconds: float
     kernels: int
-    _make: Callable[[], Plan] = field(repr=False)
+    _make: Callable[[], tuple[Plan, tuple[str, ...]]] = field(repr=False)
 
     @cached_property
-    def plan(self) -> Plan:
+    def _made(self) -> tuple[Plan, tuple[str, ...]]:
         return self._make()
+
+    @property
+    def plan(self) -> Plan:
+        return self._made[0]
+
+    @property
+    def form(self) -> str:
+        return "; ".join(self._made[1])
 
 
 @dataclass
@@ -150,7 +157,6 @@ class _Build:
         kernels: list[Kernel] = []
         buffers: dict[str, Buffer] = {i.name: Buffer(i.name, i.shape, i.dtype, "input") for i in program.inputs}
         chosen: dict[int, Node] = {}
-        written: dict[str, Term] = {}
         temps = self.temps
         for part, choice in zip(self.parts, choices):
             names, made = _names(part, choice, self.stored, temps)
@@ -158,15 +164,13 @@ class _Build:
             for k in choice.kernels:
                 kernel = self.kernel(part, choice, k, names, f"k{len(kernels)}", buffers)
                 kernels.append(kernel)
-                for s in kernel.stores:
-                    written[s.buffer] = s.term
                 for c in range(len(part.region.nodes)):
                     if k.state.classes >> c & 1 and (o := k.bodies.choice(k.state, c)) is not None and o.node is not None and o.node.op != "stored":
                         j = part.region.nodes[c].index(o.node)
                         chosen.setdefault(part.binding.classes[c], part.binding.nodes[c][j])
         used = {b for k in kernels for s in k.stores for b in (s.buffer, *_reads(s.term))}
         plan = Plan(tuple(kernels), {n: b for n, b in buffers.items() if n in used}, program.compute_dtype)
-        return plan, self.forms(plan, written), chosen
+        return plan, self.forms(kernels, plan), chosen
 
     def kernel(self, part: _Part, choice: Choice, k: Scored, names: Names, name: str, buffers: dict[str, Buffer]) -> Kernel:
         tiles, sizes, picks, parts, detail = k.at(choice.part)
@@ -217,8 +221,21 @@ class _Build:
                 out.append(s)
         return tuple(out)
 
-    def forms(self, plan: Plan, written: dict[str, Term]) -> tuple[str, ...]:
-        return tuple(T.show(whole_term(written[f"out{i}"], written, plan)) for i in range(len(self.cl.program.outputs)) if f"out{i}" in written)
+    def forms(self, kernels: list[Kernel], plan: Plan) -> tuple[str, ...]:
+        """The outputs' terms with what other kernels stored written out."""
+        whole: dict[str, Term] = {}
+
+        def written_out(x: Term, args: tuple[Term, ...]) -> Term | None:
+            if x.op != "input" or x.attr[0] not in whole or plan.buffers[x.attr[0]].kind != "temp":  # type: ignore[index]
+                return None
+            name, index = x.attr  # type: ignore[misc]
+            changed = tuple((a, ix) for a, ix in zip(plan.buffers[name].axes, index) if ix != T.axis_index(a))
+            return T.view(whole[name], changed) if changed else whole[name]
+
+        for k in kernels:
+            for s, t in zip(k.stores, T.rewrite([s.term for s in k.stores], written_out)):
+                whole[s.buffer] = t
+        return tuple(T.show(whole[f"out{i}"]) for i in range(len(self.cl.program.outputs)))
 
     def losers(self, most: int) -> Iterator[Candidate]:
         """Plans that differ from the chosen one in one region."""
@@ -233,10 +250,10 @@ class _Build:
             for c in p.found.others:
                 rows.append((total - base[i].seconds + c.seconds, i, c))
         rows.sort(key=lambda r: r[:2])
+        kernels = sum(len(c.kernels) for c in base)
         for seconds, i, c in rows[:most]:
             choices = [*base[:i], c, *base[i + 1 :]]
-            plan, form, _ = self.plan(choices)
-            yield Candidate("; ".join(form), seconds, len(plan.kernels), lambda plan=plan: plan)  # type: ignore[misc]
+            yield Candidate(seconds, kernels + len(c.kernels) - len(base[i].kernels), lambda choices=choices: self.plan(choices)[:2])  # type: ignore[misc]
 
 
 def _names(part: _Part, choice: Choice, stored: dict[int, Memory], temps: int) -> tuple[Names, int]:
@@ -281,23 +298,3 @@ def _all_axes(t: Term) -> set[str]:
         if x.op in ("red", "fold"):
             out.add(x.attr[-1])  # type: ignore[index]
     return out
-
-
-def whole_term(t: Term, written: dict[str, Term], plan: Plan) -> Term:
-    """A stored term with what other kernels stored written out."""
-    memo: dict[Term, Term] = {}
-
-    def f(x: Term, args: tuple[Term, ...]) -> Term | None:
-        if x.op != "input":
-            return None
-        name, index = x.attr  # type: ignore[misc]
-        b = plan.buffers.get(name)
-        if b is None or b.kind != "temp" or name not in written:
-            return None
-        if x not in memo:
-            inner = whole_term(written[name], written, plan)
-            changed = tuple((a, ix) for a, ix in zip(b.axes, index) if ix != T.axis_index(a))
-            memo[x] = T.view(inner, changed) if changed else inner
-        return memo[x]
-
-    return T.rewrite([t], f)[0]

@@ -226,16 +226,17 @@ class Pricer:
         stores, buffers = stores_of(self.r, roots, bodies, state, self.names())
         terms = [s.term for s in stores]
         held = frozenset(a for s in stores for a in s.term.free) | frozenset(a for s in stores for ix in s.index for a in ix.axes)
-        reduced, products = reductions(terms)
+        reduced, sums = reductions(terms)
         axes = walked_axes(held, reduced)
         out = []
-        for roles in itertools.islice(self.assignments(axes, held, reduced, products), MOST_ROLES):
+        for roles in itertools.islice(self.assignments(axes, held, reduced, sums), MOST_ROLES):
             s = self.score(roots, bodies, state, stores, buffers, roles, split)
             if s is not None:
                 out.append(s)
         return out
 
-    def assignments(self, axes: list[str], held: frozenset[str], reduced: frozenset[str], products: frozenset[str]):  # type: ignore[no-untyped-def]
+    def assignments(self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]]):  # type: ignore[no-untyped-def]
+        """Roles of all axes, the likelier ones first.  sums: axes that one product sums together."""
         axes = sorted(axes, key=self.order)
         options = []
         for a in axes:
@@ -244,9 +245,16 @@ class Pricer:
             elif a.endswith(".o"):
                 options.append(("whole",))
             else:
-                options.append(self.model.roles(self.extent(a), a in products and a not in held))
+                together = max((math.prod(self.extent(x) for x in g) for g in sums if a in g), default=0)
+                contracted = together > 0 and a not in held
+                roles = self.model.roles(self.extent(a), contracted)
+                if contracted and "loop" not in roles and "loop" in self.model.roles(together, True):
+                    roles = (*roles, "loop")
+                options.append(roles)
         for roles in itertools.product(*options):
-            yield dict(zip(axes, roles))
+            r = dict(zip(axes, roles))
+            if all("whole" in self.model.roles(n, True) for g in sums if (n := math.prod(self.extent(a) for a in g if r[a] == "whole")) > 1 and len(g) > 1):
+                yield r
 
     def score(
         self,
@@ -329,18 +337,23 @@ def walked_axes(held: frozenset[str], reduced: frozenset[str]) -> list[str]:
     return sorted(out)
 
 
-def reductions(terms: list[Term]) -> tuple[frozenset[str], frozenset[str]]:
-    """Axes that the terms reduce, and those among them that a product of two tensors sums."""
-    reduced, products = set(), set()
+def reductions(terms: list[Term]) -> tuple[frozenset[str], list[frozenset[str]]]:
+    """Axes that the terms reduce, and sets of axes that one product of two tensors sums."""
+    reduced: set[str] = set()
+    sums: dict[frozenset[str], None] = {}
     for t in T.postorder(terms):
-        if t.op in ("red", "fold"):
-            a: str = t.attr[-1]  # type: ignore[index]
-            reduced.add(a)
-            bodies = t.args if t.op == "fold" else t.args[:1]
-            wide = [x for b in bodies for x in (b.args if b.op == "mul" else (b,)) if T.depends(x.free, a)]
-            if any((x.free - y.free) and (y.free - x.free) for x in wide for y in wide):
-                products.add(a)
-    return frozenset(reduced), frozenset(products)
+        if t.op not in ("red", "fold"):
+            continue
+        axes = {t.attr[-1]}  # type: ignore[index]
+        reduced |= axes
+        bodies = t.args if t.op == "fold" else t.args[:1]
+        while t.op == "red" and t.attr[0] == "+" and bodies[0].op == "red" and bodies[0].attr[0] == "+":  # type: ignore[index]
+            axes.add(bodies[0].attr[1])  # type: ignore[index]
+            bodies = bodies[0].args
+        wide = [x for b in bodies for x in (b.args if b.op == "mul" else (b,)) if any(T.depends(x.free, a) for a in axes)]
+        if any((x.free - y.free) and (y.free - x.free) for x in wide for y in wide):
+            sums[frozenset(axes)] = None
+    return frozenset(reduced), list(sums)
 
 
 def stores_of(

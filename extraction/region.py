@@ -17,6 +17,9 @@ from .classes import Classes
 from .regions import Cone
 
 
+ROUNDS = 6  # how deep the hash of a class looks
+
+
 @dataclass(frozen=True)
 class Memory:
     """An array that a region reads or writes: an input, or a class that some kernel stores."""
@@ -84,7 +87,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
     order = {i.name: n for n, i in enumerate(cl.program.inputs)}
     hashes = _structure(cl, cone, order)
     # classes in the order of a walk from the roots, nodes and arguments of sums and products by structure
-    nodes = {c: sorted(ns, key=lambda n: (_node_hash(n, hashes, cl, order), n.args)) for c, ns in cone.nodes.items()}
+    nodes = {c: sorted((_settled(n, hashes) for n in ns), key=lambda n: (_node_hash(n, hashes, cl, order), n.args)) for c, ns in cone.nodes.items()}
     classes: list[int] = []
     number: dict[int, int] = {}
     stack = list(reversed(cone.roots))
@@ -168,6 +171,11 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
     return region, Binding(classes, {v: k for k, v in names.items()}, {v: k for k, v in buffers.items()}, [nodes[c] for c in classes])
 
 
+def _settled(n: Node, hashes: dict[int, int]) -> Node:
+    """The node with the arguments of sums and products in an order that structure gives."""
+    return Node(n.op, n.attr, tuple(sorted(n.args, key=hashes.__getitem__)), n.why) if n.op in ("add", "mul") else n
+
+
 def _axes(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> set[str]:
     out: set[str] = set()
     for c, ns in cone.nodes.items():
@@ -235,10 +243,10 @@ def _node_hash(n: Node, classes: dict[int, int], cl: Classes, order: dict[str, i
 
 
 def _structure(cl: Classes, cone: Cone, order: dict[str, int]) -> dict[int, int]:
-    """A hash of each class by what its nodes are, refined three times by what their arguments are."""
+    """A hash of each class by what its nodes are, refined by what their arguments are."""
     out = {c: 0 for c in cone.nodes}
     own = {c: [(_code(n.op), _attr_hash(n, cl, order), n) for n in ns] for c, ns in cone.nodes.items()}
-    for _ in range(3):
+    for _ in range(ROUNDS):
         out = {c: hash(tuple(sorted((op, at, tuple(out[a] for a in n.args)) for op, at, n in ns))) for c, ns in own.items()}
     return out
 

@@ -96,16 +96,26 @@ def _summed(cl: Classes, c: int) -> list[int]:
 
 
 def _top_of_chain(cl: Classes, c: int) -> int:
-    """The last of the elementwise operations that alone consume c and keep its shape: they belong to the kernel that makes c."""
+    """The last elementwise operation through which everything made of c goes, if all up to it keep c's shape: they belong to the
+    kernel that makes c."""
+    place = {x: i for i, x in enumerate(cl.source_order)}
+    inside, open_, top = {c}, {c}, c
     while True:
-        users = cl.consumers.get(c, ())
-        if len(users) != 1 or c in cl.outputs:
-            return c
-        n = cl.source[users[0]]
+        if len(open_) == 1:
+            top = next(iter(open_))
+        if any(x in cl.outputs for x in open_):
+            return _before_views(cl, top)
+        users = {u for x in open_ for u in cl.consumers.get(x, ()) if u not in inside}
+        if not users:
+            return _before_views(cl, top)
+        u = min(users, key=place.__getitem__)
+        n = cl.source[u]
         renames = n.op == "view" and all(not ix.const and len(ix.terms) == 1 and ix.terms[0][1] == 1 for _, ix in n.attr)  # type: ignore[attr-defined]
-        if not (renames or (n.op in ELEMENTWISE and cl.elements(users[0]) == cl.elements(c) and not _summed(cl, users[0]))):
-            return _before_views(cl, c)
-        c = users[0]
+        if not (renames or (n.op in ELEMENTWISE and cl.elements(u) == cl.elements(c) and not _summed(cl, u))):
+            return _before_views(cl, top)
+        inside.add(u)
+        open_.add(u)
+        open_ = {x for x in open_ if any(y not in inside for y in cl.consumers.get(x, ())) or x == u}
 
 
 def _before_views(cl: Classes, c: int) -> int:
@@ -135,7 +145,7 @@ def regions(cl: Classes, cuts: frozenset[int]) -> list[Cone]:
         allowed = 0
         for r in members:
             for c in inside[r]:
-                allowed |= below[c]
+                allowed |= bits[c] if cl.is_input(c) else 0
                 for a in cl.source[c].args:
                     if a in cuts and a not in members:
                         allowed |= bits[a]
@@ -181,12 +191,13 @@ def _ordered(cl: Classes, groups: list[list[int]], inside: dict[int, dict[int, N
 
 
 def _leaf_bits(cl: Classes, cuts: frozenset[int], bits: dict[int, int]) -> dict[int, int]:
-    """class → inputs and cuts that its smallest term reads, as bits."""
+    """class → inputs and cuts that its term in the source reads (else its smallest one), as bits."""
     out: dict[int, int] = {}
-    for c in cl.least:  # smallest terms first
-        n = cl.least[c][1]
+    for c in (*cl.source_order, *cl.least):  # smallest terms first
+        if c in out:
+            continue
         b = bits[c] if cl.is_input(c) else 0
-        for a in n.args:
+        for a in (cl.source[c] if c in cl.source else cl.least[c][1]).args:
             b |= bits[a] if a in cuts else out[a]
         out[c] = b
     return out
