@@ -52,12 +52,14 @@ class Pivot:
 
 @dataclass
 class Found:
-    """A union to make: class = value, a term with folds.  vanishing: (pivot class, fold term) pairs for the fact "vanish"."""
+    """A union to make: class = value, a term with folds.  vanishing: (pivot class, fold term) pairs for the fact "vanish".
+    alike: the fold that equals the class but where a pivot is masked (there the fold is 0, and the class NaN)."""
     cls: int
     value: Term
     folds: list[Term]
     vanishing: list[tuple[int, Term]] = field(default_factory=list)
     text: str = ""
+    alike: Term | None = None
 
 
 def axes_of_sums(g: Graph) -> list[str]:
@@ -356,7 +358,8 @@ class Finder:
             vanishing += [(opaque.get(classes[p], classes[p]), f) for p in sorted(masked)]
             row.append(mul(coef, f))
         value = add(*row) if len(row) > 1 else row[0]
-        return Found(c, value, folds, vanishing, f"{g}  →  {monoid}")
+        alike = folds[0] if len(row) == 1 and not any(p in opaque for p in classes) else None
+        return Found(c, value, folds, vanishing, f"{g}  →  {monoid}", alike)
 
     @staticmethod
     def _moved(e: Term, m: dict[Term, Term], same: set[int]) -> Term:
