@@ -19,7 +19,7 @@ from .reference import evaluate_scalar
 from .rules.rule import Rule
 from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, num, outer, postorder, red, rewrite, show, without
 
-SETTLE = "(saturate (seq (run ix) (run norm) (run an)))"
+SETTLE = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"          # facts first: rules ask for them
 ROUNDS = 8                                                  # of looking for folds
 RULESETS = ("ix", "norm", "an", "sums", "algebra", "contract", "split", "expand")
 
@@ -54,11 +54,13 @@ def strings(xs: Iterable[str]) -> str:
     return "(set-of " + " ".join(f'"{x}"' for x in xs) + ")" if xs else "(set-empty)"
 
 
-def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), extra: Iterable[Term] = ()) -> None:
-    """Load the outputs of a program (class i gets handle i), what is known of its inputs and axes; `extra` terms too."""
+def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), fold_constants: bool = True) -> None:
+    """Load the outputs of a program (class i gets handle i) and what is known of its inputs and axes."""
     eg.extents = dict(program.axes)
     split = frozenset(splittable)
-    roots = rewrite([*(o.term for o in program.outputs), *extra], _constant)
+    roots = [o.term for o in program.outputs]
+    if fold_constants:
+        roots = rewrite(roots, _constant)
     for i, t in enumerate(roots):
         eg.act(f"(set (handle {i}) {eg.name(t)})")
     views: dict[ViewMap, None] = {}
@@ -91,7 +93,7 @@ def _constant(t: Term, args: tuple[Term, ...]) -> Term | None:
     """A function of constants is a constant (egglog has no exp)."""
     if t.op in ("un", "bi") and all(a.op == "num" for a in args):
         v = float(evaluate_scalar(make(t.op, t.attr, args), {}))
-        return num(v) if math.isfinite(v) else None
+        return num(v) if math.isfinite(v) and (v or math.copysign(1.0, v) > 0) else None
     return None
 
 
@@ -234,6 +236,10 @@ def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) ->
             eg.act(f"(union {eg.name(graph.term(f.cls), '')} {eg.name(f.value, declared.BREAK.name)})")
             for t in f.folds:
                 _fold_facts(eg, t, split)
+            if f.alike is not None:                          # bounds speak of what is not masked: there both are equal
+                for which, v in zip(("lo", "hi"), graph.interval(f.cls)):
+                    if math.isfinite(v):
+                        eg.act(f"(set ({which} {eg.name(f.alike)}) {literal(v)})")
             for pivot, t in f.vanishing:
                 eg.act(f"(set (vanish {eg.name(graph.term(pivot), '')} {eg.name(t)}) ())")
         eg.flush()

@@ -198,6 +198,14 @@ class EGraph:
         self._rounds += 1
         self._lines, self._names = [], {}
 
+    def everywhere(self, action: str) -> None:
+        """Run an action once for every class t that there is."""
+        r = f"go{self._rounds}"
+        self._rounds += 1
+        rules = " ".join(f"(rule ((= t ({c} {' '.join(f'x{i}' for i in range(len(s.split())))}))) ({action}) :ruleset {r})"
+                         for c, s in _CONSTRUCTORS.items())
+        self.run(f"(ruleset {r}) {rules} (run-schedule (run {r}))")
+
     # ---- running
     def nodes(self) -> int:
         """Rows of the term tables, retired ones included."""

@@ -52,7 +52,8 @@ def check_graph(saturated: Saturated, program: Program, seed: int = 0, arrays: M
     values = class_values(g, env)
     worst = 0.0
     for c, n in g.items():
-        error = _error(n, apply(n.op, n.attr, [values[a] for a in n.args], env), c, values, env)
+        args = [values[a] for a in n.args]
+        error = _error(n, apply(n.op, n.attr, args, env), args if n.op == "add" else [], c, values, env)
         if error > TOLERANCE:
             return Verdict(False, "", f"class {c} = {g.term(c)} has a node of another value (error {error:.2g}), made by {n.why}: "
                            f"{make(n.op, n.attr, [g.term(a) for a in n.args])}  (seed {seed})")
@@ -62,15 +63,23 @@ def check_graph(saturated: Saturated, program: Program, seed: int = 0, arrays: M
         if wrong:
             return Verdict(False, "", f"class {c} = {g.term(c)}: {wrong}  (seed {seed})")
     for o, c in zip(program.outputs, g.outputs):
-        from .reference import evaluate_term
-        error = _error(Node("output", None), evaluate_term(o.term, env), c, values, env)
+        error = _error(Node("output", None), *_plain(o.term, env), c, values, env)
         if error > TOLERANCE:
             return Verdict(False, "", f"output {o.term} is not the value of its class {c} (error {error:.2g}, seed {seed})")
     return Verdict(True, f"{g.size} e-nodes of {len(g.nodes)} classes agree, worst relative error {worst:.1e}")
 
 
-def _error(n: Node, got: Value, c: int, values: Mapping[int, Value], env: Env) -> float:
-    """How far a node is from its class's value, relative to the magnitudes it is computed from; NaN and inf must agree."""
+def _plain(t: Term, env: Env) -> tuple[Value, list[Value]]:
+    """The value of a term and of its arguments, operator by operator (the interpreter reorders contractions, which shows where there
+    are infinities)."""
+    out: dict[Term, Value] = {}
+    for x in postorder([t]):
+        out[x] = apply(x.op, x.attr, [out[a] for a in x.args], env)
+    return out[t], [out[a] for a in t.args]
+
+
+def _error(n: Node, got: Value, terms: list[Value], c: int, values: Mapping[int, Value], env: Env) -> float:
+    """How far a node is from its class's value, relative to it and to `terms`, in which it may cancel; NaN and inf must agree."""
     _, (a, b) = env.align([got, values[c]])
     a, b = np.broadcast_arrays(a, b)
     finite = np.isfinite(a) & np.isfinite(b)
@@ -78,9 +87,7 @@ def _error(n: Node, got: Value, c: int, values: Mapping[int, Value], env: Env) -
         return math.inf
     if not finite.any():
         return 0.0
-    size = [np.abs(np.where(np.isfinite(x), x, 0.0)).max(initial=0.0) for x in (a, b)]
-    if n.op == "add":                                       # cancellation: rounding is relative to the terms
-        size += [np.abs(np.where(np.isfinite(values[k][1]), values[k][1], 0.0)).max(initial=0.0) for k in n.args]
+    size = [np.abs(np.where(np.isfinite(x), x, 0.0)).max(initial=0.0) for x in (a, b, *(v for _, v in terms))]
     return float(np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0)).max() / (1e-9 + max(size)))
 
 
@@ -101,3 +108,193 @@ def _false_fact(g: Graph, c: int, value: Value) -> str:
     if not any(a == b or a.startswith(b + ".") for a in axes for b in g.free.get(c, axes)) and axes:
         return f"varies along {axes}, said to along {sorted(g.free[c])}"
     return ""
+
+
+# ------------------------------------------------------------------ single rules
+
+_POOL = ("k", "l", "m")                                     # axes that rules reduce over
+_OTHER = ("a", "b")
+_EXTENTS = ((3, 2, 4, 2, 3), (5, 3, 1, 1, 2), (2, 2, 2, 7, 3), (1, 3, 2, 4, 1), (2, 2, 2, 2, 2))
+_NUMBERS = (2.0, -1.5, 0.5, -1.0, 1.0, 0.0, 3.0, math.inf, -math.inf)
+
+
+class _Maker:
+    """Makes terms from patterns: variables become random leaves, among them masked, infinite, zero and signed ones."""
+
+    def __init__(self, rng: np.random.Generator, extents: Mapping[str, int]):
+        self.rng, self.extents = rng, dict(extents)
+        self.inputs: dict[str, Input] = {}
+        self.axis: dict[str, str] = {}
+        self.number: dict[str, float] = {}
+        self.text: dict[str, str] = {}
+        self.views: dict[str, tuple] = {}
+        self.terms: dict[str, Term] = {}
+        self.stars: dict[str, list[Term]] = {}
+
+    def fresh(self) -> None:
+        """Forget the variables of the last instance."""
+        for d in (self.axis, self.number, self.text, self.views, self.terms, self.stars):
+            d.clear()
+
+    def pick(self, xs: Any) -> Any:
+        return xs[int(self.rng.integers(len(xs)))]
+
+    def chance(self, p: float) -> bool:
+        return bool(self.rng.random() < p)
+
+    def input(self, axes: Iterable[str], bounds: tuple[float, float] | None) -> Term:
+        name = f"x{len(self.inputs)}"
+        axes = [a for a in axes if a in self.extents]
+        self.inputs[name] = Input(name, tuple(self.extents[a] for a in axes), "float64", bounds)
+        return inp(name, [axis_index(a) for a in axes])
+
+    def leaf(self) -> Term:
+        axes = [a for a in (*_POOL, *_OTHER) if self.chance(0.45)]
+        x = self.input(axes, self.pick([None, None, None, (0.5, 2.0), (-2.0, -0.5), (0.0, 2.0), (-2.0, 0.0), (-1.0, 1.0)]))
+        match int(self.rng.integers(12)):
+            case 0 | 1:
+                return where(self.mask(axes), x, num(-math.inf))
+            case 2:
+                return where(self.mask(axes), x, num(math.inf))
+            case 3:
+                return un("exp", where(self.mask(axes), x, num(-math.inf)))
+            case 4:
+                return un("exp", x)
+            case 5:
+                return un("recip", x)
+            case 6:
+                return num(self.pick(_NUMBERS))
+            case 7:
+                return mul(self.pick([2.0, -1.0]), x)
+        return x
+
+    def score(self) -> Term:
+        """−inf where masked, some rows wholly so."""
+        axes = [self.var_axis("k"), *(a for a in _OTHER if self.chance(0.5))]
+        return where(self.mask(axes), self.input(axes, None), num(-math.inf))
+
+    def mask(self, axes: list[str]) -> Term:
+        return bi("lt", self.input([a for a in axes if self.chance(0.8)], None), self.pick([-1.0, 0.0, 1.0]))
+
+    def var_axis(self, name: str) -> str:
+        if name not in self.axis:
+            free = [a for a in _POOL if a not in self.axis.values()]
+            self.axis[name] = self.pick(free) if free and not self.chance(0.1) else self.pick(_POOL)
+        return self.axis[name]
+
+    def var_number(self, name: str) -> float:
+        if name not in self.number:
+            others = list(self.number.values())
+            self.number[name] = -self.pick(others) if others and self.chance(0.4) else self.pick(_NUMBERS)
+        return self.number[name]
+
+    def make(self, p: Sexpr) -> Term:
+        """A term that has the form of a pattern."""
+        if is_number(p):
+            return num(float(p))                            # type: ignore[arg-type]
+        if isinstance(p, str):
+            if p not in self.terms:
+                self.terms[p] = self.score() if p == "s" else self.leaf()
+            return self.terms[p]
+        head, *args = p
+        match head:
+            case "as":
+                if args[0] not in self.terms:
+                    self.terms[args[0]] = self.make(args[1])
+                return self.terms[args[0]]
+            case "add" | "mul":
+                kids: list[Term] = []
+                plain = sum(not is_star(a) for a in args)
+                for a in args:
+                    kids += self.star(a, 2 - plain) if is_star(a) else [self.make(a)]
+                return make(head, None, [kids[i] for i in self.rng.permutation(len(kids))])
+            case "num":
+                return num(self.var_number(args[0]))
+            case "sum" | "max" | "min" | "prod":
+                return red({"sum": "+", "prod": "*"}.get(head, head), self.var_axis(args[0]), self.make(args[1]))
+            case "red":
+                f = self.text.setdefault(args[0], self.pick(["+", "max", "min", "*"]))
+                return red(f, self.var_axis(args[1]), self.make(args[2]))
+            case "bi":
+                f = args[0].strip('"') if args[0].startswith('"') else self.text.setdefault(args[0], self.pick(BINARY))
+                return bi(f, self.make(args[1]), self.make(args[2]))
+            case "un":
+                return un(self.text.setdefault(args[0], self.pick(["exp", "tanh", "abs"])), self.make(args[1]))
+            case "where":
+                c = self.terms.setdefault(args[0], self.mask([*_POOL, *_OTHER])) if isinstance(args[0], str) else self.make(args[0])
+                return where(c, self.make(args[1]), self.make(args[2]))
+            case "view":
+                a = self.pick(_POOL)
+                at = self.views.setdefault(args[0], ((a, axis_index("n" + a)),))
+                return view(self.make(args[1]), at)
+            case "gather":
+                return gather(self.make(args[1]), self.var_axis(args[0]), self.make(args[2]))
+        return make("un", head, [self.make(args[0])])
+
+    def star(self, s: Sexpr, least: int) -> list[Term]:
+        assert isinstance(s, str)
+        if s not in self.stars:
+            self.stars[s] = [self.leaf() for _ in range(max(least, int(self.rng.integers(0, 3))))]
+        return self.stars[s]
+
+
+def instances(rule: Rule, maker: _Maker, count: int) -> list[Term]:
+    """Terms that have the form of the rule's pattern (or of its examples), and what its conditions say must exist beside them."""
+    patterns = [parse(x)[0] for x in (rule.examples or (rule.pattern,))]
+    out = [red("+", a, maker.input([a, "b"], None)) for a in _POOL]
+    for _, p in zip(range(count), itertools.cycle(patterns)):
+        maker.fresh()
+        out.append(maker.make(p))
+        out += [maker.make(c[2]) for c in rule.conditions if c[0] == "is" and not rule.examples]
+    return out
+
+
+def _arrays(program: Program, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Inputs with zeros, both signs and repeated values, within their ranges."""
+    out = {}
+    for i in program.inputs:
+        lo, hi = i.range or (-2.0, 2.0)
+        x = rng.uniform(lo, hi, i.shape)
+        if lo <= 0.0 <= hi:
+            x = np.where(rng.random(i.shape) < 0.2, 0.0, x)
+        out[i.name] = np.where(rng.random(i.shape) < 0.1, rng.choice([lo, hi]), x)
+    return out
+
+
+def check_rule(rule: Rule, seed: int = 0, count: int = 24, least: int = 6, tries: int = 12) -> Verdict:
+    """Is a rule sound?  It runs alone on random instances of its own pattern, and every e-node must evaluate to its class's value.
+    At least three rounds of `count` instances with other extents each, more until it has applied `least` times.  False too if it never
+    applied."""
+    matches, rounds = 0, 0
+    while rounds < 3 or matches < least and rounds < tries:
+        rng = np.random.default_rng((seed, rounds))
+        sizes = dict(zip((*_POOL, *_OTHER), _EXTENTS[rounds % len(_EXTENTS)]))
+        maker = _Maker(rng, sizes | {"n" + a: sizes[a] for a in _POOL})
+        terms = instances(rule, maker, count)
+        outputs = tuple(Output(t, (), (), "float64") for t in terms)
+        program = Program(rule.name, tuple(maker.inputs.values()), outputs, maker.extents)
+        graph, n = _run(rule, program)
+        rounds, matches = rounds + 1, matches + n
+        for trial in range(2):
+            verdict = check_graph(Saturated(graph), program, arrays=_arrays(program, rng), block=2 + trial)
+            if not verdict.ok:
+                return replace(verdict, counterexample=f"{rule.name}: {verdict.counterexample}")
+    if not matches:
+        return Verdict(False, "", f"{rule.name}: no random instance met its conditions")
+    return Verdict(True, f"{rule.name}: applied {matches} times on {count * rounds} instances")
+
+
+def _run(rule: Rule, program: Program) -> tuple[Graph, int]:
+    """The e-graph after a few steps of one rule; how often it matched."""
+    split = ("k",) if rule.phase == "split" else ()
+    matches = 0
+    with engine(()) as eg:
+        for text in rule.egglog.split("\n"):
+            eg.run(text)
+        load(eg, program, split, fold_constants=False)
+        eg.everywhere('(set (has "any" t) ())')
+        for _ in range(3):
+            report = eg.run(f"(run-schedule (seq {SETTLE} (run {rule.phase})))")[0].report
+            matches += sum(n for name, n in report.num_matches_per_rule.items() if name == rule.name)
+        eg.run(f"(run-schedule {SETTLE})")
+        return eg.freeze(len(program.outputs)), matches

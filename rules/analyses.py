@@ -124,7 +124,7 @@ FACTS = [
     _rule(_has("finite", "t"), _gives("noinf"), _gives("masked")),
     _rule("(= t (Num v)) (< v inf) (> v -inf)", _gives("finite"), "(set (lz t) v) (set (hz t) v)"),
     _rule("(= t (Num v)) (!= v 0.0)", _gives("nonzero")),
-    _rule("(= t (Num -inf))", _gives("masked")),
+    _rule("(= t (Num -inf))", _gives("masked")), _rule("(= t (Num inf))", "(set (lz t) 1e300)"),
     _rule("(= t (Iota k)) (= n (extent k))", _gives("finite"), "(set (lz t) 0.0) (set (hz t) (- n 1.0))"),
     _rule("(= t (Un f x)) (un-gives f q)", "(set (has q t) ())"),
     _rule("(= t (Bi f x y)) (un-gives f q)", "(set (has q t) ())"),
@@ -141,7 +141,7 @@ FACTS = [
       for n in ("Add", "Mul")),
     *(_rule(f"{_nary(n)} {_has(q, 'e')} {_each(f'{chr(34)}has{chr(34)} {chr(34)}{q}{chr(34)}')}", _gives(q))
       for n, q in (("Add", "masked"), ("Mul", "nonzero"), ("Mul", "nonneg"))),
-    _rule(f"{_SCALED} (> v 0.0) {_has('masked', 'x')}", _gives("masked")),
+    _rule(f"{_SCALED} (> v 0.0) (< v inf) {_has('masked', 'x')}", _gives("masked")),
     _rule('(= t (Un "exp" x)) (= h (hz x))', _gives("noinf")),
     _rule(f'(= t (Un "recip" x)) {_has("nonzero", "x")}', _gives("noinf")),
     _rule(f'(= t (Un "recip" x)) {_has("nonzero", "x")} {_has("finite", "x", "w")}', _gives("finite"), _gives("nonzero")),
@@ -184,11 +184,11 @@ BOUNDS = [
     *(_rule(f'(= t (Bi "max" {xy})) (= a (lz x)) {_has("finite", "t")}', "(set (lz t) a)") for xy in ("x y", "y x")),
     *(_rule(f'(= t (Bi "min" {xy})) (= a (hz x))', "(set (hz t) a)") for xy in ("x y", "y x")),
     # products
-    _rule(f"{_SCALED} (> v 0.0) (= l (lz x))", "(set (lz t) (* v l))"), _rule(f"{_SCALED} (> v 0.0) (= h (hz x))", "(set (hz t) (* v h))"),
-    _rule(f"{_SCALED} (> v 0.0) (= l (lo x))", "(set (lo t) (* v l))"), _rule(f"{_SCALED} (> v 0.0) (= h (hi x))", "(set (hi t) (* v h))"),
-    _rule(f"{_SCALED} (< v 0.0) (= h (hz x))", "(set (lz t) (* v h))"), _rule(f"{_SCALED} (< v 0.0) (= h (hi x))", "(set (lo t) (* v h))"),
-    _rule(f"{_SCALED} (< v 0.0) (= l (lz x)) {_has('noinf', 'x')}", "(set (hz t) (* v l))"),
-    _rule(f"{_SCALED} (< v 0.0) (= l (lo x)) {_has('noinf', 'x')}", "(set (hi t) (* v l))"),
+    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lz x))", "(set (lz t) (* v l))"), _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hz x))", "(set (hz t) (* v h))"),
+    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lo x))", "(set (lo t) (* v l))"), _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hi x))", "(set (hi t) (* v h))"),
+    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hz x))", "(set (lz t) (* v h))"), _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hi x))", "(set (lo t) (* v h))"),
+    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= l (lz x)) {_has('noinf', 'x')}", "(set (hz t) (* v l))"),
+    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= l (lo x)) {_has('noinf', 'x')}", "(set (hi t) (* v l))"),
     _rule("(= t (Mul ms)) (= 2 (multiset-length ms)) (= 2 (idxM ms e))", "(set (lz t) 0.0)"),
     _rule(f"{_TWO} (= l (lz e)) (= h (hz e)) (= a (lz x)) (= b (hz x)) {_has('noinf', 'e')} {_has('noinf', 'x', 'w')}",
           "(set (lz t) (min (min (* l a) (* l b)) (min (* h a) (* h b)))) (set (hz t) (max (max (* l a) (* l b)) (max (* h a) (* h b))))"),
@@ -235,7 +235,7 @@ BOUNDS = [
 _SQUARES = '(= q (Red "+" d s)) (= s (Mul (multiset-of x x)))'
 NORMS = [
     _rule('(= q (Red "+" d s)) (= s (Mul ss)) (= 2 (multiset-length ss)) (= 2 (idxM ss x))', "(sumsq d x q 1.0)"),
-    _rule(f"(sumsq d x q a) {_TWO.replace('= x', '= q')} (= e (Num v)) (> v 0.0)", "(sumsq d x t (* a v))"),
+    _rule(f"(sumsq d x q a) {_TWO.replace('= x', '= q')} (= e (Num v)) (> v 0.0) (< v inf)", "(sumsq d x t (* a v))"),
     _rule("(sumsq d x q a) (= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms q)) (= l (lz (multiset-pick (multiset-remove ms q)))) (>= l 0.0)",
           "(sumsq d x t a)"),
     _rule('(sumsq d x q a) (= t (Un "rsqrt" q))', "(inverse-norm d x t a)"),

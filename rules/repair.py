@@ -30,9 +30,9 @@ LIMITS = Limits(nodes=1500, seconds=0.5)
 MOST = 5                                                    # components
 _USED = ("flatten-product", "flatten-sum", "exp-of-parted-sum", "sum-factor-out", "reciprocal-of-product", "distribute-number", "group-sum", "distribute",
          "sum-of-sum", "sum-of-constant")
-_KEEP_NORMAL = ("single-product", "single-sum", "empty-product", "empty-sum", "unit-factor", "zero-term", "constant-factors", "constant-terms",
+_KEEP_NORMAL = ("single-product", "single-sum", "unit-factor", "zero-term", "constant-factors", "constant-terms",
                 "constant-reciprocal", "exp-of-zero", "cancel-factor", "cancel-term")
-_FLOW = "(saturate (seq (run ix) (run norm) (run an)))"
+_FLOW = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"
 _SCHEDULE = f"(seq {_FLOW} (run sums) (run algebra) {_FLOW} (run expand))"
 
 Row = tuple[tuple[int, Term], ...]                          # (j, coefficient over r…, R…)
@@ -62,7 +62,7 @@ def _declarations() -> list[str]:
                                           ('(set (has "finite" t) ()) (set (has "noinf" t) ())',))]
     nonzero = ['(rule ((= t (Un "exp" x))) ((set (has "nonzero" t) ())) :ruleset an)']
     return ["(ruleset ix) (ruleset norm) (ruleset an) (ruleset sums) (ruleset algebra) (ruleset expand)", "(rule () ((nth 0) (nth 1)) :ruleset an)",
-            *analyses.INDEX, *analyses.AXES, *real, *nonzero, *declared.LATER[:4], *(r.egglog for r in _rules())]
+            *analyses.INDEX, *analyses.AXES, *real, *nonzero, *declared.LATER[:6], *(r.egglog for r in _rules())]
 
 
 def derive(g: Term, pivots: int) -> Derived | None:

@@ -95,6 +95,8 @@ class Rule:
                a kernel may use the result is judged at extraction), "needs finite" (rests on finiteness facts)
     phase      the ruleset that it runs in; "driver": made by code (folds.py), pattern and result are empty
     retire     a normalisation: the matched node is taken out once the result is there
+    examples   patterns that the test puts terms into, instead of `pattern`, where that alone would seldom meet the conditions;
+               in them s is a masked score that varies along k
     """
     name: str
     family: str
@@ -106,6 +108,7 @@ class Rule:
     numerics: str = "exact"
     phase: str = "algebra"
     retire: bool = False
+    examples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.numerics not in NUMERICS:
@@ -133,7 +136,7 @@ class Rule:
         node = c.nodes[0] if c.nodes else None
         text, premises = "", " ".join(c.premises)
         if c.volumes:                               # sizes are computed on demand: what matches waits in a relation for them
-            wait = f"wait-{self.name.replace(' ', '-')}"
+            wait = "wait-" + re.sub(r"\W+", "-", self.name)
             columns = {"t": "T", **{v: k for v, k in c.sorts.items() if v in c.used(result[0])}}
             row = f"({wait} {' '.join(columns)} {' '.join(c.volumes)})"
             text = (f"(relation {wait} ({' '.join(columns.values())}{' AS' * len(c.volumes)}))\n"
