@@ -14,6 +14,7 @@ from .fragments import Fragments
 from .kernel import Function
 from .layout import Unsupported
 from .schedule import HALVES, Precision, Schedule, plan
+from .simple import Simple, SimpleText, plan_simple
 from .text import Names
 
 
@@ -56,9 +57,16 @@ def precision_of(buffers: Mapping[str, Buffer], compute: str) -> Precision:
     return Precision(accurate, halves[0] if halves else None, compute)
 
 
-def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Schedule:
-    """Raises Unsupported if no lowering fits."""
-    return plan(p, arch, precision_of(buffers, p.compute_dtype))
+def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Schedule | Simple:
+    """In fragments if they can express the program, else an element a thread.  Raises Unsupported if nothing fits."""
+    precision = precision_of(buffers, p.compute_dtype)
+    try:
+        return plan(p, arch, precision)
+    except Unsupported as why:
+        try:
+            return plan_simple(p, arch, precision)
+        except Unsupported as e:
+            raise Unsupported(f"{why}; {e}") from None
 
 
 def feasible(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> str | None:
@@ -82,7 +90,8 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
     for b in buffers.values():
         if b.kind == "input":
             macros[b.name] = names.new(f"PACKED_{b.name}")
-    functions = [Fragments(schedule_of(p, buffers, arch), names.inner(), macros).run() for p in programs]
+    schedules = [schedule_of(p, buffers, arch) for p in programs]
+    functions = [(SimpleText if isinstance(s, Simple) else Fragments)(s, names.inner(), macros).run() for s in schedules]  # type: ignore[arg-type]
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
     if used:
@@ -95,5 +104,9 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
     launches = tuple(
         Launch(f.name, (f.blocks, 1, 1), f.threads, f.shared, tuple(x.value for x in f.parameters)) for f in functions
     )
-    temps = {b.name: b.size * DTYPES[b.dtype] for b in buffers.values() if b.kind == "temp"}
+    temps: dict[str, int] = {}
+    for f, s in zip(functions, schedules):
+        if isinstance(s, Simple) and s.workspace:
+            temps[f"{f.name}.workspace"] = s.workspace * f.blocks
+    temps |= {b.name: b.size * DTYPES[b.dtype] for b in buffers.values() if b.kind == "temp"}
     return Source("\n".join(text), launches, tuple(functions), temps, {b.name: macros[b.name] for b in used})

@@ -82,6 +82,8 @@ def _run(
         values[name] = x.ctypes.data
         for n, s in enumerate(x.strides):
             values[f"{name}.stride{n}"] = s // x.itemsize
+    scratch = {n: np.full(size, 0xFF, np.uint8) for n, size in source.workspaces.items() if n not in arrays}
+    values |= {n: x.ctypes.data for n, x in scratch.items()}
     for f, launch in zip(source.functions, source.launches):
         cells = (C.c_int64 * len(launch.args))(*(values[a] for a in launch.args))
         pointers = (C.c_void_p * len(cells))(*(C.addressof(cells) + 8 * n for n in range(len(cells))))

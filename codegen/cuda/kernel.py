@@ -254,6 +254,15 @@ class KernelText:
                 parts.append(str(c * stride) if isinstance(stride, int) else stride if c == 1 else f"{c} * {stride}")
         return " + ".join(parts) or "0"
 
+    def gather_text(self, s: Gather, place: Place, position: str, exists: list[str]) -> str:
+        """The element of a gather at an integer position; NaN where that is out of range."""
+        guard = " && ".join(dict.fromkeys(exists + self.bounds(place, s, s.out.axes)))
+        rest, base = self.offset(place, s.buffer, s.index, skip=s.dim), s.index[s.dim]
+        at = f"(i64){position}" + (f" + {place.affine(base)}" if base.terms or base.const else "")
+        extent, stride = self.p.buffer(s.buffer).shape[s.dim], self.strides[s.buffer][s.dim]
+        read = f"gather<{self.compute}>({self.pointer[s.buffer]} + ({rest}), {at}, {extent}, {stride})"
+        return f"({guard} ? {read} : 0)" if guard else read
+
     def scalar_exists(self, axes: Iterable[str]) -> list[str]:
         """Conditions for the block's one position of each axis to exist."""
         here = Place(self)

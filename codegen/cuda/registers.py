@@ -300,13 +300,4 @@ class Frame(Place):
         if isinstance(s, Map):
             return apply(s.fn, [self.operand(a) for a in s.args], [a.predicate for a in s.args], e.compute, e.fast)
         assert isinstance(s, Gather)
-        position = self.operand(s.position)
-        extent = e.p.buffer(s.buffer).shape[s.dim]
-        guards = e.bounds(self, s, s.out.axes) + e.exists(self, s.out.axes, self.layout)
-        place = e.offset(self, s.buffer, s.index, skip=s.dim)
-        base = s.index[s.dim]
-        at = f"(i64){position}" + (f" + {self.affine(base)}" if base.terms or base.const else "")
-        stride = e.strides[s.buffer][s.dim]
-        guard = " && ".join(dict.fromkeys(guards))
-        read = f"gather<{e.compute}>({e.pointer[s.buffer]} + ({place}), {at}, {extent}, {stride})"
-        return f"({guard} ? {read} : 0)" if guard else read
+        return e.gather_text(s, self, self.operand(s.position), e.exists(self, s.out.axes, self.layout))
