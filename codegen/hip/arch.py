@@ -1,7 +1,7 @@
 """AMD GPUs, as the emitters see them.
 
-A result of the matrix instructions is kept transposed, in pairs (device/hip_mfma.h and hip_wmma.h say why): fragments of 16 rows × 32
-columns, of which a lane holds a run of one row.
+Results of the matrix instructions are kept transposed, in pairs (device/hip_mfma.h and hip_wmma.h say why): fragments of
+16 rows × 32 columns, of which a lane holds a run of one row.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CDNA = Arch(
     headers=("wave64.h", "hip_primitives.h", "hip_math.h", "hip_mfma.h", "tiles.cuh"),
     stages=1,
 )
-# A work-group processor: four SIMDs, twice the shared memory that one block may have.  Operands take twice the registers: both halves
-# of a warp have all of them.
+# A work-group processor: four SIMDs, twice the shared memory that one block may have.  Operands take twice the registers: both
+# halves of a warp have all of them.
 _RDNA3 = replace(
     _CDNA,
     warp=32,
