@@ -1,0 +1,417 @@
+"""What the whole pipeline decides, asserted on plans: terms, kernels, roles and loops, never on printed text."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.codegen.tile import Contract, Load, Loop, TileProgram, walk
+from eqsat_neptune.extraction.plan import Kernel, Plan, Store
+
+import eqsat_neptune as en
+from eqsat_neptune import TensorSpec, codegen, egraph, extraction, rules, terms
+from eqsat_neptune.program import Program
+from eqsat_neptune.programs import CASES, WEIGHTS_PER_LAYER, transformer_layers
+from eqsat_neptune.terms import Affine, Term, base, make, postorder
+
+GPU = "cuda:sm_90a"
+
+
+# ------------------------------------------------------------------ looking at plans
+
+
+@functools.cache
+def kernel(name: str, target: str, **extents: int) -> en.Kernel:
+    """A case compiled at its full size, or at other extents."""
+    case = CASES[name]
+    return en.optimize(en.trace(case.function("full"), *case.specs("full", **extents)), target)
+
+
+def plan(name: str, target: str, **extents: int) -> Plan:
+    return kernel(name, target, **extents).plan
+
+
+def stored(p: Plan) -> list[Term]:
+    return [s.term for k in p.kernels for s in k.stores]
+
+
+def below(t: Term) -> Iterator[Term]:
+    yield from postorder([t])
+
+
+def everything(p: Plan) -> Iterator[Term]:
+    yield from postorder(stored(p))
+
+
+def reductions(p: Plan) -> list[Term]:
+    return [t for t in everything(p) if t.op in ("red", "fold")]
+
+
+def reduced_axis(t: Term) -> str:
+    return base(t.attr[-1])  # type: ignore[index]
+
+
+def running_extremes(p: Plan) -> list[Term]:
+    """Reductions that keep a maximum or minimum, alone or as the pivot of a fold."""
+    return [
+        t
+        for t in reductions(p)
+        if (t.op == "red"
+        and t.attr[0] in ("max", "min"))  # type: ignore[index]
+        or (t.op == "fold"
+        and any(k in ("max", "min") for k in t.attr[0].pivots))
+    ]  # type: ignore[index]
+
+
+def divisions_inside(p: Plan, extent: int) -> list[Term]:
+    """Divisions by something that was reduced over an axis of this extent, within a sum over such an axis."""
+    out = []
+    for r in reductions(p):
+        if p.kernels[0].extents.get(reduced_axis(r)) == extent:
+            for a in r.args:
+                out += [
+                    t
+                    for t in below(a)
+                    if t.op == "un"
+                    and t.attr in ("recip", "rsqrt")
+                    and any(x.op in ("red", "fold") and reduced_axis(x) == reduced_axis(r) for x in below(t))
+                ]
+    return out
+
+
+def temps(p: Plan) -> dict[str, int]:
+    return {b.name: b.size for b in p.buffers.values() if b.kind == "temp"}
+
+
+def programs(p: Plan) -> list[TileProgram]:
+    return [lower(k, p.buffers, p.compute_dtype) for k in p.kernels]
+
+
+def loads(p: Plan, name: str) -> int:
+    return sum(isinstance(s, Load) and s.buffer == name for q in programs(p) for s in walk(q.body))
+
+
+def passes(p: Plan, extent: int) -> list[str]:
+    """Loops over axes of this extent (parts of axes too), one entry for each; an axis that lies in the block counts once for each
+    kernel that reduces over it."""
+    out = []
+    for k, q in zip(p.kernels, programs(p)):
+        looped = [s.axis for s in walk(q.body) if isinstance(s, Loop) and k.extents[base(s.axis)] == extent]
+        held = {a for a, x in k.axes.items() if x.role == "whole" and k.extents[base(a)] == extent and a not in looped}
+        out += looped + sorted(held & {t.attr[-1] for t in postorder(s.term for s in k.stores) if t.op in ("red", "fold")})  # type: ignore[index]
+    return out
+
+
+# ------------------------------------------------------------------ forms that must win
+
+
+@pytest.mark.parametrize("target", [GPU, "cpu"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prefill_global",
+        "prefill_causal",
+        pytest.param("prefill_gqa", marks=pytest.mark.slow),
+        pytest.param("prefill_alibi", marks=pytest.mark.slow),
+    ],
+)
+def test_prefill_is_one_kernel_that_divides_last(name: str, target: str) -> None:
+    p = plan(name, target)
+    n = CASES[name].full["n"]
+    assert len(p.kernels) == 1 and temps(p) == {}
+    assert not divisions_inside(p, n)
+    assert len(passes(p, n)) == 1  # one loop over the keys: the maximum, the sum and the product together
+
+
+@pytest.mark.parametrize("name", ["decode_causal", "decode_gqa"])
+@pytest.mark.parametrize("n", [8192, 65536])
+def test_decode_splits_the_keys(name: str, n: int) -> None:
+    p = plan(name, GPU, n=n)
+    d = CASES[name].full["d"]
+    first = p.kernels[0]
+    split = [
+        a for a, x in first.axes.items() if a.endswith(".o") and first.extents[base(a)] == n and x.role == "grid" and x.trips > 1
+    ]
+    assert len(split) == 1, f"the keys are not split over blocks:\n{p}"
+    assert len(p.kernels) == 2 or (len(p.kernels) == 1 and first.choices.get("merge"))
+    parts, rows = first.axes[split[0]].extent, CASES[name].full["hq"]
+    assert sum(temps(p).values()) <= parts * rows * (d + 2)  # a state for each part, no scores
+
+
+@pytest.mark.parametrize("name", ["decode_causal", "prefill_global"])
+def test_few_keys_need_no_split(name: str) -> None:
+    p = plan(name, GPU, n=64)
+    assert len(p.kernels) == 1 and temps(p) == {}
+
+
+@pytest.mark.parametrize("target", [GPU, "cpu"])
+@pytest.mark.parametrize(
+    "name, extents",
+    [("prefill_softcap", {}), ("decode_softcap", {}), ("qknorm", {}), ("qknorm", {"n": 4096})],
+    ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())),
+)
+def test_bounded_scores_need_no_running_maximum(name: str, extents: Mapping[str, int], target: str) -> None:
+    assert not running_extremes(plan(name, target, **extents))
+
+
+@pytest.mark.parametrize("name", ["prefill_global", "decode_causal", "prefill_alibi"])
+def test_unbounded_scores_keep_it(name: str) -> None:
+    assert running_extremes(plan(name, GPU))
+
+
+@pytest.mark.parametrize("target", [GPU, "cpu"])
+def test_rmsnorm_divides_after_the_product(target: str) -> None:
+    p = plan("rmsnorm_linear", target)
+    assert len(p.kernels) == 1
+    products = [t for t in reductions(p) if {"x", "w"} <= {x.attr[0] for x in below(t) if x.op == "input"}]  # type: ignore[index]
+    assert products and not any(x.op == "un" and x.attr in ("recip", "rsqrt", "sqrt") for t in products for x in below(t))
+
+
+@pytest.mark.parametrize("name", ["lora", "gated_mlp"])
+def test_products_share_their_load(name: str) -> None:
+    p = plan(name, GPU)
+    assert len(p.kernels) == 1 and loads(p, "x") == 1
+    assert all(loads(p, b) == 1 for b, x in p.buffers.items() if x.kind == "input")
+
+
+def test_gradient_of_the_queries_is_one_pass_over_the_keys() -> None:
+    p = plan("attention_dq", GPU)
+    n = CASES["attention_dq"].full["n"]
+    assert len(p.kernels) == 1 and temps(p) == {} and len(passes(p, n)) == 1
+
+
+@pytest.mark.parametrize(
+    "name, most", [("softmax", 1), ("layernorm", 1), ("cross_entropy", 1), ("logsumexp", 1), ("variance", 1), ("ntrans", 1)]
+)
+def test_rows_are_read_by_one_kernel(name: str, most: int) -> None:
+    p = plan(name, GPU)
+    assert len(p.kernels) <= most and temps(p) == {}
+
+
+def test_distances_never_lie_in_memory() -> None:
+    p = plan("kernel_regression", GPU)
+    n, m, d = (CASES["kernel_regression"].full[a] for a in "nmd")
+    assert n == m and all(size < n * d * 4 for size in temps(p).values())
+
+
+def test_chains_of_products_go_the_cheap_way() -> None:
+    """(AB)C with A tall and B wide: A(BC) takes 64 times fewer multiply-adds."""
+    p = plan("matmul_chain", GPU)
+    n, r, m = (CASES["matmul_chain"].full[a] for a in ("n", "r", "m"))
+    work = sum(
+        math.prod(k.extents[a] for a in {*s.a.axes, *s.b.axes})
+        for k, q in zip(p.kernels, programs(p))
+        for s in walk(q.body)
+        if isinstance(s, Contract)
+    )
+    assert work <= 2 * (r * m * r + n * r * r) < n * r * m
+
+
+# ------------------------------------------------------------------ names
+
+WORDS = re.compile("attention|softmax|flash", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("package", [rules, extraction, codegen], ids=lambda m: m.__name__.rpartition(".")[2])
+def test_nothing_knows_what_it_compiles(package: Any) -> None:
+    root = Path(next(iter(package.__path__)))
+    sources = [f for f in root.rglob("*") if f.suffix in (".py", ".h", ".cuh", ".cpp", ".cu")]
+    assert len(sources) > 3
+    assert [f"{f}:{i}" for f in sources for i, line in enumerate(f.read_text().splitlines(), 1) if WORDS.search(line)] == []
+
+
+def with_names(p: Plan, axes: Mapping[str, str], buffers: Mapping[str, str]) -> Plan:
+    """The same plan under other names of whole axes and of inputs."""
+
+    def axis(a: str) -> str:
+        return axes.get(base(a), base(a)) + a[len(base(a)) :]
+
+    def index(ix: Affine) -> Affine:
+        return Affine(ix.const, tuple((axis(a), c) for a, c in ix.terms))
+
+    def new(t: Term, args: tuple[Term, ...]) -> Term | None:
+        a: Any = t.attr
+        match t.op:
+            case "input":
+                return make("input", (buffers.get(a[0], a[0]), tuple(map(index, a[1]))))
+            case "iota" | "gather":
+                return make(t.op, axis(a), args)
+            case "red" | "fold":
+                return make(t.op, (*a[:-1], axis(a[-1])), args)
+            case "view":
+                return make("view", tuple((axis(x), index(i)) for x, i in a), args)
+        return None
+
+    def launch(k: Kernel) -> Kernel:
+        values = terms.rewrite([s.term for s in k.stores], new)
+        stores = tuple(Store(s.buffer, t, tuple(map(index, s.index))) for s, t in zip(k.stores, values))
+        return replace(
+            k, stores=stores, axes={axis(a): x for a, x in k.axes.items()}, extents={axis(a): n for a, n in k.extents.items()}
+        )
+
+    named = (replace(b, name=buffers.get(b.name, b.name), axes=tuple(map(axis, b.axes))) for b in p.buffers.values())
+    return Plan(tuple(map(launch, p.kernels)), {b.name: b for b in named}, p.compute_dtype)
+
+
+@pytest.mark.parametrize("target", [GPU, "cpu"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prefill_alibi",
+        "rmsnorm_diamond",
+        "layernorm_linear",
+        "kmeans_assign",
+        "swiglu_linear",
+        pytest.param("attention_dq", marks=pytest.mark.slow),
+        pytest.param("layers1", marks=pytest.mark.slow),
+    ],
+)
+def test_other_names_change_nothing_but_names(name: str, target: str) -> None:
+    case = CASES[name]
+    program = en.trace(case.function("small"), *case.specs("small"))
+    assert isinstance(program, Program)
+    axes = {a: f"z{len(program.axes) - i}" for i, a in enumerate(program.axes)}  # in the opposite alphabetical order
+    inputs = {x.name: f"m{len(program.inputs) - i}_{x.name}" for i, x in enumerate(program.inputs)}
+    ours = en.optimize(program, target, rules=rules.RULES)  # rules=: nothing comes from the cache
+    other = en.optimize(program.renamed(axes, inputs), target, rules=rules.RULES)
+    back = with_names(other.plan, {v: k for k, v in axes.items()}, {v: k for k, v in inputs.items()})
+    assert [len(k.stores) for k in back.kernels] == [len(k.stores) for k in ours.plan.kernels]
+    for a, b in zip(back.kernels, ours.plan.kernels):
+        assert a == b
+    assert back == ours.plan
+    assert other._record.info["egraph"]["nodes"] == ours._record.info["egraph"]["nodes"]
+
+
+# ------------------------------------------------------------------ the same everywhere
+
+
+def test_what_was_compiled_before_does_not_matter() -> None:
+    def compiled(name: str) -> en.Kernel:
+        case = CASES[name]
+        return en.optimize(en.trace(case.function("small"), *case.specs("small")), GPU, rules=rules.RULES)
+
+    first = compiled("prefill_causal")
+    compiled("layernorm_linear"), compiled("lora")
+    again = compiled("prefill_causal")
+    assert again.plan == first.plan and again.source == first.source and again.explain() == first.explain()
+
+
+SOURCES = """
+import hashlib, json
+import eqsat_neptune as en
+from eqsat_neptune.programs import CASES
+out = {}
+for name in ("prefill_alibi", "rmsnorm_diamond"):
+    case = CASES[name]
+    program = en.trace(case.function("small"), *case.specs("small"))
+    for target in ("cpu", "cuda:sm_90a", "hip:gfx942"):
+        k = en.optimize(program, target)
+        out[f"{name} {target}"] = [hashlib.sha256(k.source.encode()).hexdigest(), k.explain(), str(k.plan)]
+print(json.dumps(out))
+"""
+
+
+def test_the_same_source_in_every_process(tmp_path: Path) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SOURCES],
+            text=True,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": seed, "EQSAT_NEPTUNE_CACHE": str(tmp_path / seed)},
+        )
+        for seed in ("0", "1234")
+    ]
+    a, b = (json.loads(p.communicate(timeout=300)[0]) for p in started)
+    assert a == b and len(a) == 6
+
+
+# ------------------------------------------------------------------ size, time, memory
+
+
+def layers(n: int, rows: int = 512, width: int = 512) -> Program:
+    weights = [TensorSpec((width, width))] * 4 + [TensorSpec((width, 4 * width)), TensorSpec((4 * width, width))]
+    assert len(weights) == WEIGHTS_PER_LAYER
+    program = en.trace(transformer_layers(n, heads=4), TensorSpec((rows, width)), *weights * n)
+    assert isinstance(program, Program)
+    return program
+
+
+def test_graphs_grow_linearly_with_layers() -> None:
+    one, two, three = (egraph.saturate(layers(n)) for n in (1, 2, 3))
+    assert three.graph.size - two.graph.size <= 1.1 * (two.graph.size - one.graph.size)
+    assert one.stop == two.stop == three.stop == "fixpoint"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [GPU, "cpu"])
+def test_search_grows_linearly_with_layers(target: str) -> None:
+    seconds, nodes = {}, {}
+    for n in (2, 4, 8):
+        program = layers(n)
+        start = time.process_time()
+        k = en.optimize(program, target, rules=rules.RULES)
+        seconds[n], nodes[n] = time.process_time() - start, k._record.info["egraph"]["nodes"]
+        assert len(k.plan.kernels) <= 7 * n
+    assert nodes[8] - nodes[4] <= 2.2 * (nodes[4] - nodes[2])
+    assert seconds[8] <= 2.5 * seconds[4] and seconds[8] <= 6.0, seconds
+
+
+MEMORY = """
+import json, sys
+import numpy as np
+import eqsat_neptune as en
+from eqsat_neptune.programs import attention
+
+def status(field):
+    return next(1024 * int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field))
+
+n, d = int(sys.argv[1]), 64
+spec = en.TensorSpec((1, 1, n, d))
+k = en.optimize(en.trace(attention, spec, spec, spec))
+small = en.TensorSpec((1, 1, 512, d))
+en.optimize(en.trace(attention, small, small, small))(*np.ones((3, 1, 1, 512, d), np.float32))      # BLAS and threads are up
+before = status("VmRSS")
+q, key, v = np.random.default_rng(0).standard_normal((3, 1, 1, n, d), dtype=np.float32)
+open("/proc/self/clear_refs", "w").write("5")                # forgets the peak so far
+out = k(q, key, v)
+print(json.dumps([status("VmHWM") - before, q.nbytes + key.nbytes + v.nbytes + out.nbytes]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux")
+def test_memory_of_long_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", MEMORY, "16384"], text=True, stdout=subprocess.PIPE, timeout=300, check=True)
+    peak, data = json.loads(done.stdout)
+    with capsys.disabled():
+        print(f"\n    one head, n = 16384: peak {peak / 2**20:.1f} MiB, inputs and outputs {data / 2**20:.1f} MiB")
+    assert peak < 3 * data
+
+
+# ------------------------------------------------------------------ the notation
+
+
+def test_the_chosen_form_and_its_derivation_are_shown() -> None:
+    k = kernel("prefill_global", GPU)
+    steps = k._record.info["explain"]
+    laws = {r.name: r.law for r in rules.RULES}
+    assert steps and all(laws[name] == law and shown for name, law, shown in steps)
+    names = {s[0] for s in steps}
+    assert {"break-dependency", "sum-factor-out"} <= names and all(n in k.explain() for n in names)
+    report = k.report()
+    titles = " ".join(s.title for s in report.sections)
+    for part in ("Chosen form", "Kernels (1), predicted", "Roofline", "Candidates that lost", "E-graph: ", "Compile time"):
+        assert part in titles
+    assert "<table>" in report._repr_html_() and k.cost.seconds > 0 and k.cost.bound in k.cost.parts
