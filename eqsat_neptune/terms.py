@@ -438,6 +438,11 @@ class Monoid:
 _REDUCE_SIGN = {"+": "Σ", "*": "Π", "max": "max", "min": "min"}
 
 
+def _open(t: Term) -> bool:
+    """Would a factor written after t be read as part of it?  Σ x·y means Σ (x·y)."""
+    return t.op == "red" or (t.op == "mul" and _open(t.args[-1]))
+
+
 def show(t: Term, depth: int = 12) -> str:
     """Mathematical notation, cut at `depth`."""
     if depth == 0:
@@ -456,7 +461,7 @@ def show(t: Term, depth: int = 12) -> str:
         case "add":
             return "(" + " + ".join(a) + ")"
         case "mul":
-            return "·".join(a)
+            return "·".join([*(f"({s})" if _open(x) else s for s, x in zip(a[:-1], t.args)), a[-1]])
         case "un":
             return f"{t.attr}({a[0]})"
         case "bi":
