@@ -244,14 +244,10 @@ def _numbered(plan: Plan, names: Mapping[str, str], empty: Mapping[str, Buffer])
 
 
 def _within(found: Any, limit: int) -> Plan:
-    from .program import DTYPES
-
-    def temps(plan: Plan) -> int:
-        return sum(b.size * DTYPES[b.dtype] for b in plan.buffers.values() if b.kind == "temp")
-
-    fits = [p for p in (found.plan, *(c.plan for c in found.candidates if c.plan is not None)) if temps(p) <= limit]
+    plans = [found.plan, *(c.plan for c in found.candidates if c.plan is not None)]
+    fits = [p for p in plans if p.temporaries <= limit]
     if not fits:
-        least = min(temps(p) for p in (found.plan, *(c.plan for c in found.candidates if c.plan is not None)))
+        least = min(p.temporaries for p in plans)
         raise PlanError(f"no plan keeps its intermediates within {limit} bytes", f"the leanest one found takes {least}")
     return min(fits, key=lambda p: p.cost.seconds)
 

@@ -82,6 +82,16 @@ class Kernel:
         return self._record.plan.cost
 
     @property
+    def form(self) -> tuple[str, ...]:
+        """The chosen form of each output, in mathematical notation."""
+        return tuple(self._record.info.get("form", ()))
+
+    @property
+    def egraph(self) -> dict[str, Any]:
+        """How large the search space was: "nodes", "classes", and "phases" with nodes, iterations, seconds and why each ended."""
+        return self._record.info.get("egraph", {})
+
+    @property
     def source(self) -> str:
         """All emitted source text (on "cpu": the tile programs)."""
         return self._run.source
@@ -117,7 +127,7 @@ class Kernel:
         info, plan = self._record.info, self.plan
         total = plan.cost
         r = Report(f"{self.program.name} for {self.target}")
-        r.sections.append(Section("Chosen form", [(f"out{i} =", f) for i, f in enumerate(info.get("form", []))]))
+        r.sections.append(Section("Chosen form", [(f"out{i} =", f) for i, f in enumerate(self.form)]))
         rows = []
         for k in plan.kernels:
             c = k.cost or Cost(0.0)
@@ -150,7 +160,7 @@ class Kernel:
                     ],
                 )
             )
-        eg = info.get("egraph", {})
+        eg = self.egraph
         phases = [
             (p["name"], f"{p['nodes']} nodes", f"{p['iterations']} iterations", seconds(p["seconds"]), p["stop"])
             for p in eg.get("phases", [])

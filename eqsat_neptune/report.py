@@ -30,7 +30,7 @@ class Report:
     def __str__(self) -> str:
         out = [self.title, "=" * len(self.title)]
         for s in self.sections:
-            out += ["", s.title]
+            out += ["", s.title] if s.title else [""]
             n = max((len(r) for r in s.rows), default=0)
             widths = [max((len(r[i]) for r in s.rows if len(r) > i + 1), default=0) for i in range(n)]
             for r in s.rows:
@@ -46,5 +46,6 @@ class Report:
             rows = "".join(
                 "<tr>" + "".join(f'<td style="text-align:left">{html.escape(c)}</td>' for c in r) + "</tr>" for r in s.rows
             )
-            parts.append(f"<b>{html.escape(s.title)}</b><table>{rows}</table>")
+            title = f"<b>{html.escape(s.title)}</b>" if s.title else ""
+            parts.append(f"{title}<table>{rows}</table>")
         return "".join(parts)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..program import elements
+from ..program import DTYPES, elements
 from ..terms import Index, Term
 
 
@@ -107,6 +107,11 @@ class Plan:
             for name, v in (k.cost.parts if k.cost else {}).items():
                 parts[name] = parts.get(name, 0.0) + v
         return Cost(sum(k.cost.seconds for k in self.kernels if k.cost), parts, max(parts, key=parts.__getitem__, default=""))
+
+    @property
+    def temporaries(self) -> int:
+        """Bytes of the intermediates that lie in memory between kernels."""
+        return sum(b.size * DTYPES[b.dtype] for b in self.buffers.values() if b.kind == "temp")
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.kernels))
