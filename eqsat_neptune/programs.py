@@ -250,8 +250,7 @@ def gqa_causal_attention(q: Any, k: Any, v: Any) -> Any:
 def alibi_attention(q: Any, k: Any, v: Any, slopes: Any) -> Any:
     xp = q.__array_namespace__()
     s = scores(q, k)
-    i = xp.arange(q.shape[-2], dtype=xp.float32)[:, None]
-    j = xp.arange(k.shape[-2], dtype=xp.float32)
+    i, j = positions(s)
     return softmax(causal(s + slopes[:, None, None] * (j - i))) @ v
 
 
@@ -259,7 +258,7 @@ def alibi_decode_attention(q: Any, k: Any, v: Any, slopes: Any) -> Any:
     """The one query row stands at the last position, n - 1."""
     xp = q.__array_namespace__()
     n = k.shape[-2]
-    j = xp.arange(n, dtype=xp.float32)
+    j = xp.arange(n)
     return softmax(scores(q, k) + slopes[:, None, None] * (j - (n - 1))) @ v
 
 
