@@ -478,6 +478,29 @@ class Bodies:
             self.root_memo[roots] = out
         return self.root_memo[roots]
 
+    def apart(self, root: int) -> State | None:
+        """The body that reads from memory whatever may lie there: the kernel that can always be made."""
+        rank = self.r.rank
+
+        def state(c: int, top: bool) -> State | None:
+            if not top and self.r.cut[c] and self.r.stored(c) is None:
+                return self.reach(c)[-1]
+            for i, o in enumerate(self.options[c]):
+                if o.kind == "inline" or any(rank[x] >= rank[c] for x in (*o.children, *([o.leaf] if o.leaf >= 0 else []))):
+                    continue
+                out: State | None = State(
+                    0.0, 1 << (self.offset[c] + i), 1 << c, o.items, 1 << o.leaf if o.leaf >= 0 else 0, o.reduced, 1, self.vec(o.items)
+                )
+                for x in o.children:
+                    below = state(x, False)
+                    out = self.join(out, below) if out is not None and below is not None else None
+                if out is not None:
+                    out.reduced |= o.reduced
+                    return out
+            return None
+
+        return state(root, True)
+
     def writes(self, roots: tuple[int, ...]) -> float:
         return sum(self.count(self.ax(r)) * DTYPES[self.r.dtype[r]] for r in roots) * self.rate[3]
 

@@ -228,11 +228,13 @@ class Pricer:
         held = frozenset(a for s in stores for a in s.term.free) | frozenset(a for s in stores for ix in s.index for a in ix.axes)
         reduced, sums = reductions(terms)
         axes = walked_axes(held, reduced)
-        out = []
-        for roles in itertools.islice(self.assignments(axes, held, reduced, sums), MOST_ROLES):
+        out: list[Scored] = []
+        for roles in itertools.islice(self.assignments(axes, held, reduced, sums), 4 * MOST_ROLES):
             s = self.score(roots, bodies, state, stores, buffers, roles, split)
             if s is not None:
                 out.append(s)
+            if len(out) == MOST_ROLES:
+                break
         return out
 
     def assignments(self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]]):  # type: ignore[no-untyped-def]

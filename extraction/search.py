@@ -162,26 +162,39 @@ class Search:
             if math.isfinite(limit) and (done >= most or self.pricer.lowerings >= self.limits.lowerings):
                 break
             before.append(s.score)
-            done += 1
             kernels = self.kernels(group, s)
             if not kernels:
                 continue
-            own = np.min(np.stack([np.broadcast_to(k.seconds, (n,)) for k in kernels]), 0)
-            room = np.minimum(limit, best.seconds) - own
+            done += 1
+            room = np.minimum(limit, best.seconds) - cheapest(kernels, n)
             if max(self.floor(rest), 0.6 * self.guess(rest)) >= room.max():
                 continue
-            after = self.solve(rest, float(room.max()), depth + 1)
-            for k in kernels:
-                total = k.seconds + after.seconds
-                for i in range(n):
-                    if total[i] < best.seconds[i] * (1 - 1e-9):
-                        best.seconds[i], best.kernels[i] = total[i], (*after.kernels[i], k)
-                if top and np.isfinite(total).any():
-                    i = int(np.argmin(total))
-                    self.complete.append(Choice(float(total[i]), (*after.kernels[i], k), self.split, i))
+            self.extend(best, kernels, self.solve(rest, float(room.max()), depth + 1), top)
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
+        if not np.isfinite(best.seconds).any() and not math.isfinite(budget):
+            self.unfused(best, wanted, depth)
         return best
+
+    def unfused(self, best: _Plans, wanted: frozenset[int], depth: int) -> None:
+        """The plan that is always there: a kernel for each thing that may lie in memory."""
+        last = max(wanted, key=lambda c: self.r.rank[c])
+        s = self.view(self.partial.get(last)).apart(last)
+        kernels = self.kernels((last,), s) if s is not None else []
+        if s is not None and kernels:
+            rest = (wanted - {last}) | frozenset(bits(s.leaves))
+            self.extend(best, kernels, self.solve(rest, math.inf, depth + 1), depth == 0)
+
+    def extend(self, best: _Plans, kernels: list[Scored], after: _Plans, top: bool) -> None:
+        """Take these kernels (one body under several roles) after that plan where this is the best so far."""
+        for k in kernels:
+            total = k.seconds + after.seconds
+            for i in range(len(best.seconds)):
+                if total[i] < best.seconds[i] * (1 - 1e-9):
+                    best.seconds[i], best.kernels[i] = total[i], (*after.kernels[i], k)
+            if top and np.isfinite(total).any():
+                i = int(np.argmin(total))
+                self.complete.append(Choice(float(total[i]), (*after.kernels[i], k), self.split, i))
 
     def outlook(self, roots: frozenset[int], split: Split | None) -> float:
         """Guess at the best plan that this split allows: the most promising one is searched first and bounds the others."""
@@ -243,6 +256,11 @@ class Search:
 
     def _sees_split(self, roots: tuple[int, ...], s: State) -> bool:
         return any(c in self.partial for c in roots) or any(s.leaves >> c & 1 for c in self.partial)
+
+
+def cheapest(kernels: list[Scored], n: int) -> np.ndarray:
+    """Best time over roles at each number of parts."""
+    return np.min(np.stack([np.broadcast_to(k.seconds, (n,)) for k in kernels]), 0)
 
 
 def same(a: Choice, b: Choice) -> bool:

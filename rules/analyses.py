@@ -255,12 +255,13 @@ MASKS = [
     _rule("(= t (Where c x y)) (= y (Num -inf))", _gives("holed")), _rule("(= t (Where c y x)) (= y (Num -inf))", _gives("holed")),
     *(_rule(f"{_nary(n)} {_has('holed', 'e')}", _gives("holed")) for n in ("Add", "Mul")),
     _rule(f'(= t (Red "max" k x)) {_has("masked", "x")} {_has("holed", "x", "w")}', _gives("holed"), "(set (tame t t) ())"),
-    *(_rule(f"{_nary(n)} (= u (tame m e)) (= r (unstable-multiset-filter-not (unstable-fn \"tame\" m) ms)) "
-            '(= 0 (multiset-length (unstable-multiset-filter-not (unstable-fn "has" "finite") r)))', "(set (tame m t) ())") for n in ("Add", "Mul")),
+    *(_rule(f"{_nary(n)} (= u (tame m e)) {more} (= r (unstable-multiset-filter-not (unstable-fn \"tame\" m) ms)) "
+            '(= 0 (multiset-length (unstable-multiset-filter-not (unstable-fn "has" "finite") r)))', "(set (tame m t) ())")
+      for n in ("Add", "Mul") for more in ("", f"(= c2 (idx{n[0]} ms f)) {_has('finite', 'f', 'w')}")),     # whichever fact comes last
     _rule('(= t (Un "exp" x)) (= u (tame m x))', "(set (regular m t) ())"),
     _rule('(= u (tame m m)) (= m (Red "max" k a)) (= e (Un "exp" a)) (= t (Red "+" k e))', "(set (vanish m t) ())"),
     _rule('(= u (tame m m)) (= m (Red "max" k a)) (= e (Un "exp" a)) (= n (idxM ms e)) (= p (Mul ms)) (= t (Red "+" k p)) '
-          + _each('"has" "noinf"'), "(set (vanish m t) ())"),
+          + _has("noinf", "p", "w"), "(set (vanish m t) ())"),
 ]
 
 ALL = [*INDEX, *AXES, *FACTS, *BOUNDS, *NORMS, *MASKS]

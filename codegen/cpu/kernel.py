@@ -7,6 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,12 +16,12 @@ from ...extraction import plan as P
 from ...program import Program
 from ..lower import lower
 from ..tile import Loop, TileProgram, walk
-from .bind import Frame, Plan, Scope, clip, span
+from .bind import Frame, Plan, Scope, aligned_bytes, clip, live_range
 from .layout import Format, element_type, layout
 from .pool import cpus, run_blocks
 from .rewrite import loose_limits, prepare
 
-INLINE = 50_000  # elements of work below which threads cost more than they save
+INLINE = 200_000  # elements of work below which threads cost more than they save
 FORMATS = 8  # memory formats of the arguments for which a tile program is kept bound
 
 
@@ -39,7 +40,6 @@ class Executable:
             tuple((a, ix) for a, ix in program.limits.items() if a not in loose),
             names,
         )
-        self.frames: list[Frame] = []
         self.grid = [(a, x.tile, x.trips) for a, x in program.axes.items() if x.role == "grid"]
         self.inside = [a for a, x in program.axes.items() if x.role != "loop"]
         self.blocks = math.prod(n for _, _, n in self.grid)
@@ -55,16 +55,8 @@ class Executable:
         extents = p.extents | {a: x.extent for a, x in p.axes.items()}
 
         def trips(block: int) -> int:
-            position, length = self._tile(block)
-            total = 0
-            for s in loops:
-                first, stop = 0, p.axes[s.axis].extent
-                for ix in s.constraints:
-                    top, k = span(ix, position, length, extents, s.axis)[1], dict(ix.terms).get(s.axis, 0)
-                    first = max(first, -(top // k)) if k > 0 else first
-                    stop = min(stop, top // -k + 1) if k < 0 else stop
-                total += max(0, stop - first)
-            return total
+            ranges = [live_range(s, self.plan, *self._tile(block), extents) for s in loops]
+            return sum(end - first for first, end in ranges)
 
         return sorted(range(self.blocks), key=lambda n: (-trips(n), n))
 
@@ -81,29 +73,30 @@ class Executable:
                 length[a] = max(0, clip(a, ix, position[a] + length[a], position) - position[a])
         return position, length
 
-    def run(self, arrays: list[np.ndarray]) -> None:
-        """arrays: of the formats that this was made for."""
+    def run(self, arrays: list[np.ndarray], idle: list[Worker]) -> None:
+        """arrays: of the formats that this was made for.  idle: workers to take, and to leave behind."""
         if self.blocks == 0:
             return
         windows = [window(x) for x in arrays]
 
-        def worker(numbers: Iterator[int]) -> None:
+        def work(numbers: Iterator[int]) -> None:
             try:
-                frame = self.frames.pop()
+                worker = idle.pop()
             except IndexError:
-                frame = Frame(self.plan)
+                worker = Worker()
+            frame = worker.frame(self)
             frame.windows[:] = windows
             with np.errstate(all="ignore"):
                 for n in numbers:
                     self._block(frame, n if self.order is None else self.order[n])
             frame.windows.clear()
             frame.registers[:] = [None] * len(frame.registers)
-            self.frames.append(frame)
+            idle.append(worker)
 
         try:
-            run_blocks(self.blocks, worker, 1 if self.plan.layout.work < INLINE else cpus())
+            run_blocks(self.blocks, work, 1 if self.plan.layout.work < INLINE else cpus())
         finally:
-            windows.clear()  # the pool may hold on to the worker for a while
+            windows.clear()  # the pool may hold on to `work` for a while
 
     def _block(self, frame: Frame, block: int) -> None:
         position, length = self._tile(block)
@@ -114,6 +107,23 @@ class Executable:
             steps = frame.scopes[key] = Scope(self.plan, frame, length).steps(self.plan.program.body)
         for step in steps:
             step()
+
+
+class Worker:
+    """Scratch memory for one thread, and its frames in it: one for each tile program, of which one runs at a time."""
+
+    def __init__(self) -> None:
+        self.arena = aligned_bytes(0)
+        self.frames: WeakKeyDictionary[Executable, Frame] = WeakKeyDictionary()
+
+    def frame(self, exe: Executable) -> Frame:
+        frame = self.frames.get(exe)
+        if frame is None:
+            if exe.plan.layout.arena > self.arena.size:
+                self.arena = aligned_bytes(exe.plan.layout.arena)
+            frame = self.frames[exe] = Frame(exe.plan, self.arena)
+        frame.drawn.clear()  # other programs have used the memory
+        return frame
 
 
 def window(x: np.ndarray) -> np.ndarray:
@@ -134,6 +144,7 @@ class CpuKernel:
         self._prepared = tuple(map(prepare, self.tile_programs))
         self._bound: list[OrderedDict[tuple[Format, ...], Executable]] = [OrderedDict() for _ in plan.kernels]
         self._lock = threading.Lock()
+        self._idle: list[Worker] = []
         self._last_use = {b.name: n for n, p in enumerate(self._prepared) for b in (*p.reads, *p.writes)}
 
     @property
@@ -178,7 +189,7 @@ class CpuKernel:
                 if b.name not in arrays:
                     arrays[b.name] = np.empty(b.shape, element_type(b.dtype))
             used = [arrays[name] for name in names]
-            self._executable(n, tuple(map(Format.of, used))).run(used)
+            self._executable(n, tuple(map(Format.of, used))).run(used, self._idle)
             del used
             for name in names:
                 if self._last_use[name] == n and self.plan.buffers[name].kind == "temp":

@@ -84,10 +84,11 @@ class Text:
 
 
 def constant(x: float, compute: str) -> str:
+    cast = "" if compute == "float" else f"({compute})"
     if math.isnan(x):
-        return "NOT_A_NUMBER"
+        return cast + "NOT_A_NUMBER"
     if math.isinf(x):
-        return "INFINITE" if x > 0 else "-INFINITE"
+        return cast + ("INFINITE" if x > 0 else "-INFINITE")
     return repr(float(x)) + ("f" if compute == "float" else "")
 
 
