@@ -160,10 +160,8 @@ SPLITS = [
 
 # ---------------------------------------------------------------- only where merges are derived: full distribution
 EXPAND = [
-    Rule("group-sum", "associativity", "(as y (add as*))", "(add (add in*) (add out*))", guard="(redaxis k) (dep k y) (part as* (indep k) out* in*) (some out*) (fewer out* 4) (some in*)",
-         law="a+b+c = (a+b)+c: apart what does not vary along k", numerics="reassociates", phase="expand"),
-    Rule("distribute", "distributivity", "(mul (add x y) rest*)", "(add (mul x rest*) (mul y rest*))", when="(all (noinf) rest*)", guard="(some rest*)",
-         law="c(a+b) = ca+cb, c not infinite", numerics="reassociates", phase="expand"),
+    Rule("distribute", "distributivity", "(mul (as z (add x y)) rest*)", "(add (mul x rest*) (mul y rest*))", when="(all (noinf) rest*)",
+         guard="(some rest*) (redaxis k) (dep k z) (indep k y)", law="c(a+b) = ca+cb, c not infinite, where b does not vary along k", numerics="reassociates", phase="expand"),
     Rule("sum-of-sum", "distributivity", "(sum k (add as*))", "(add (map (sum k _) as*))", law="Σ(a+b) = Σa + Σb",
          numerics="reassociates", phase="expand"),
     Rule("sum-of-constant", "factoring", "(sum k x)", "(mul x (sum k 1.0))", when="(free-of k x)", law="Σ c = c·Σ 1", numerics="reassociates",

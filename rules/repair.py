@@ -4,9 +4,10 @@ Given g(c…, R…) over scalars, find a basis b₀ = g, b₁, … closed under 
 
     Σₖ bᵢ(cₖ, R) = Σⱼ coefᵢⱼ(r, R) · Σₖ bⱼ(cₖ, r)      for all r and R.
 
-It is found by a second, small saturation with the rules of the main one.  There the cᵢ and r depend on k; R, and D = r − R or
-Q = r / R, do not; R is the same class as r − D (or r / Q).  Hoisting out of Σₖ then does all the work: what it leaves inside
-Σₖ, free of R, is a basis.  Each new element is expanded in its turn until nothing new appears.
+It is found by a second, small saturation with the rules of the main one.  There the cᵢ and r depend on k, the R do not; a sum that
+is shifted by a pivot, c − R, is written (c − r) + D, where D = r − R does not depend on k either.  Hoisting out of Σₖ then does all
+the work: what it leaves inside Σₖ, free of R, is a basis.  Each new element is expanded in its turn until nothing new appears.
+A pivot that only scales (c/R) needs no change: hoisting takes it out.
 
 A basis must be centred: an atom that g shifts by a pivot occurs in it only so shifted, never alone.  Otherwise Σ(c−R)² would close
 over Σc² and Σc, which cancel.
@@ -25,15 +26,14 @@ from ..terms import Term, add, is_num, make, mul, nary, num, postorder, red, rew
 from . import analyses, declared
 from .rule import Rule
 
-STAGES = (4, 1, 2)                                          # iterations before each attempt: the first that succeeds is the smallest
+STAGES = (3, 1, 1, 2)                                       # iterations before each attempt: the first that succeeds is the smallest
 LIMITS = Limits(nodes=1500, seconds=0.5)
 MOST = 5                                                    # components
-_USED = ("flatten-product", "flatten-sum", "exp-of-parted-sum", "sum-factor-out", "reciprocal-of-product", "distribute-number", "group-sum", "distribute",
-         "sum-of-sum", "sum-of-constant")
-_KEEP_NORMAL = ("single-product", "single-sum", "unit-factor", "zero-term", "constant-factors", "constant-terms",
-                "constant-reciprocal", "exp-of-zero", "cancel-factor", "cancel-term")
+_USED = ("flatten-product", "exp-of-parted-sum", "sum-factor-out", "reciprocal-of-product", "distribute", "sum-of-sum", "sum-of-constant",
+         "single-product", "single-sum", "unit-factor", "zero-term", "constant-factors", "constant-terms", "constant-reciprocal",
+         "exp-of-zero", "cancel-factor", "cancel-term")
 _FLOW = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"
-_SCHEDULE = f"(seq {_FLOW} (run sums) (run algebra) {_FLOW} (run expand))"
+_SCHEDULE = f"(seq {_FLOW} (run algebra) {_FLOW} (run expand))"
 
 Row = tuple[tuple[int, Term], ...]                          # (j, coefficient over r…, R…)
 
@@ -52,7 +52,7 @@ class Derived:
 
 @cache
 def _rules() -> tuple[Rule, ...]:
-    return tuple(r for r in declared.RULES if r.name in (*_USED, *_KEEP_NORMAL))
+    return tuple(r for r in declared.RULES if r.name in _USED)
 
 
 def _declarations() -> list[str]:
@@ -61,7 +61,7 @@ def _declarations() -> list[str]:
             for p, a in itertools.product(("(Un f x)", "(Add ms)", "(Mul ms)", "(Red op k x)", "(Num v)", "(Input v)"),
                                           ('(set (has "finite" t) ()) (set (has "noinf" t) ())',))]
     nonzero = ['(rule ((= t (Un "exp" x))) ((set (has "nonzero" t) ())) :ruleset an)']
-    return ["(ruleset ix) (ruleset norm) (ruleset an) (ruleset sums) (ruleset algebra) (ruleset expand)", "(rule () ((nth 0) (nth 1)) :ruleset an)",
+    return ["(ruleset ix) (ruleset norm) (ruleset an) (ruleset algebra) (ruleset expand)", "(rule () ((nth 0) (nth 1)) :ruleset an)",
             *analyses.INDEX, *analyses.AXES, *real, *nonzero, *declared.LATER[:6], *(r.egglog for r in _rules())]
 
 
@@ -69,15 +69,8 @@ def derive(g: Term, pivots: int) -> Derived | None:
     """The joint merge of g, a term over c0…, R0… R(pivots-1), or None if there is none.  Remembered by structure, rejections too."""
     key = (g, pivots)
     if key not in _DERIVED:
-        _DERIVED[key] = None if _hopeless(g) else next((d for c in _changes(g, pivots) if (d := _derive(g, c)) is not None), None)
+        _DERIVED[key] = None if _hopeless(g) else _derive(g, pivots)
     return _DERIVED[key]
-
-
-def _changes(g: Term, pivots: int) -> list[tuple[str, ...]]:
-    """How to change each pivot: shifted (D) where it stands in a sum, scaled (Q) where it is only a factor; then all shifted."""
-    summed = {v for t in postorder([g]) if t.op == "add" for a in t.args for v in variables(a)}
-    guess = tuple("D" if f"R{p}" in summed else "Q" for p in range(pivots))
-    return list(dict.fromkeys([guess, ("D",) * pivots]))
 
 
 def _hopeless(g: Term) -> bool:
@@ -97,47 +90,73 @@ def forget() -> None:
     _DERIVED.clear()
 
 
-def _derive(g: Term, change: tuple[str, ...]) -> Derived | None:
-    new = {var(f"r{p}"): var(f"R{p}") for p in range(len(change))}
+def _derive(g: Term, pivots: int) -> Derived | None:
+    new = {var(f"r{p}"): var(f"R{p}") for p in range(pivots)}
     basis = [substitute(g, {v: k for k, v in new.items()})]
     coef: list[Row] = []
     while len(coef) < len(basis):
-        row = _row(substitute(basis[len(coef)], new), basis, change) if len(basis) <= MOST else None
+        row = _row(substitute(basis[len(coef)], new), basis) if len(basis) <= MOST else None
         if row is None:
             return None
         coef.append(row)
     return Derived(tuple(basis), tuple(coef))
 
 
-def _row(g: Term, basis: list[Term], change: tuple[str, ...]) -> Row | None:
+def _shift(g: Term) -> tuple[Term, dict[Term, Term]]:
+    """g with every sum that pivots shift, c + P(R), written (c + P(r)) − D; and what each D stands for: P(r) − P(R)."""
+    moved: dict[Term, Term] = {}
+
+    def at_old(t: Term) -> Term:
+        return substitute(t, {var(v): var("r" + v[1:]) for v in variables(t)})
+
+    def f(t: Term, args: tuple[Term, ...]) -> Term | None:
+        if t.op != "add":
+            return None
+        pivots = [a for a in args if {v[0] for v in variables(a)} == {"R"}]
+        inside = [a for a in args if any(v[0] in "cr" for v in variables(a))]
+        outside = [a for a in args if a not in pivots and a not in inside]
+        if not pivots or not inside:
+            return None
+        for a in pivots:
+            scale = math.prod(x.attr for x in a.args if x.op == "num") if a.op == "mul" else 1.0    # type: ignore[misc]
+            p = nary("mul", [x for x in a.args if x.op != "num"]) if a.op == "mul" else a
+            d = next((d for d, e in moved.items() if e is sub(at_old(p), p)), None)
+            if d is None:
+                d = var(f"D{len(moved)}")
+                moved[d] = sub(at_old(p), p)
+            inside.append(at_old(a))
+            outside.append(mul(-scale, d))
+        return make("add", None, [make("add", None, inside), *outside])
+
+    return rewrite([g], f)[0], moved
+
+
+def _row(g: Term, basis: list[Term]) -> Row | None:
     """Coefficients of Σ g(c, R) over the sums of the basis at r; appends what the basis lacks."""
+    shifted, moved = _shift(g)
     body = [red("+", "k", b) for b in basis]
-    inside = sorted({v for t in (g, *basis) for v in variables(t) if v[0] in "cr"} | {f"r{p}" for p in range(len(change))})
-    outside = [f"{x}{p}" for p, kind in enumerate(change) for x in ("R", kind)] + [f"Y{j}" for j in range(len(basis))]
+    names = dict.fromkeys(v for t in (shifted, *basis) for v in variables(t))
     with EGraph(_declarations, "derive") as eg:
         eg.axis("k")
         eg.act('(set (parts "a0") (set-of "a0")) (set (beside "a0") (set-empty)) (leaf-of "a0" "a0") (redaxis "a0")')
-        eg.act(f"(set (handle 0) {eg.name(red('+', 'k', g))})")
-        for v in (*inside, *outside):
-            eg.act(f'(set (free {eg.name(var(v))}) {"(set-of " + chr(34) + "a0" + chr(34) + ")" if v[0] in "cr" else "(set-empty)"})')
-            if v[0] in "rRQ":
+        eg.act(f"(set (handle 0) {eg.name(red('+', 'k', shifted))})")
+        for v in (*names, *(f"Y{j}" for j in range(len(basis)))):
+            eg.act(f"(set (free {eg.name(var(v))}) {_ALONG_K if v[0] in 'cr' else '(set-empty)'})")
+            if v[0] in "rR":
                 eg.act(f'(set (has "nonzero" {eg.name(var(v))}) ())')
-        for p, kind in enumerate(change):
-            r, other = var(f"r{p}"), var(f"{kind}{p}")
-            same = sub(r, other) if kind == "D" else mul(r, un("recip", other))
-            eg.act(f"(union {eg.name(var(f'R{p}'))} {eg.name(same)})")
         for j, b in enumerate(body):
             eg.act(f"(union {eg.name(b)} {eg.name(var(f'Y{j}'))})")
         eg.flush()
         for iterations in STAGES:
             stop = eg.saturate("derive", _SCHEDULE, replace(LIMITS, iterations=iterations)).stop
             eg.run(f"(run-schedule {_FLOW})")
-            row = _solve(eg.freeze(1), g, basis)
+            row = _solve(eg.freeze(1), g, basis, moved)
             if row is not None or stop != "iterations":
                 break
     return row
 
 
+_ALONG_K = '(set-of "a0")'
 Cost = Callable[[Node, Callable[[int], float]], float]
 
 
@@ -158,7 +177,7 @@ def relax(graph: Graph, cost: Cost) -> dict[int, tuple[float, Node]]:
     return best
 
 
-def _solve(graph: Graph, g: Term, basis: list[Term]) -> Row | None:
+def _solve(graph: Graph, g: Term, basis: list[Term], moved: dict[Term, Term]) -> Row | None:
     """Write G = Σ g over Y… (known sums) and new sums of pure bodies, with as few new ones as possible."""
     def pure_cost(n: Node, known: Callable[[int], float]) -> float:
         if n.op == "red" or (n.op == "var" and str(n.attr)[0] not in "cr"):
@@ -204,10 +223,7 @@ def _solve(graph: Graph, g: Term, basis: list[Term]) -> Row | None:
     rows = _linear(write(root))
     if rows is None:
         return None
-    pivots = {v for e in rows.values() for v in variables(e) if v[0] in "DQ"}
-    m = {var(v): sub(var(f"r{v[1:]}"), var(f"R{v[1:]}")) if v[0] == "D" else mul(var(f"r{v[1:]}"), un("recip", var(f"R{v[1:]}")))
-         for v in sorted(pivots)}
-    return tuple((j, substitute(e, m)) for j, e in sorted(rows.items()))
+    return tuple((j, simplified(substitute(e, moved))) for j, e in sorted(rows.items()))
 
 
 def _linear(t: Term) -> dict[int, Term] | None:
