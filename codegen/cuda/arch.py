@@ -19,7 +19,8 @@ class Arch:
     registers: 32-bit registers of a multiprocessor.  headers: device headers, in the order in which they are inlined.
     stages: how many tiles of a loop may be under way (1 where copies to shared memory are not asynchronous).
     row_fragments: fragments of rows that one warp takes where there are rows enough.
-    holds: whether registers are better spent on a left operand that a loop reads again and again than on reading it again."""
+    holds: where registers are spent on a left operand that a loop reads again and again: "always" (if it takes few), "few rows"
+    (where so few that warps share a loop's tiles) or "never"."""
 
     name: str
     warp: int
@@ -33,7 +34,7 @@ class Arch:
     headers: tuple[str, ...]
     stages: int = 4
     row_fragments: int = 2
-    holds: bool = True
+    holds: str = "few rows"
 
     @property
     def grain(self) -> int:

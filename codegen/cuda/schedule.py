@@ -802,7 +802,7 @@ class _Planner:
                 summed = [part for part in g if set(part) & set(inner)]
                 if len(summed) != 1 or tuple(summed[0]) != inner:
                     raise Unsupported(f"the summed axes {inner} of {x.value} are merged with others")
-        if left.where == "tile" and kind == "tensor" and self.ws > 1 and self.out.split is None and self.arch.holds:
+        if left.where == "tile" and kind == "tensor" and self.ws > 1 and self.out.split is None and self.arch.holds != "never":
             left.held = True
         self.out.contracts[s.out.id] = ContractPlan(kind, dtype, left, right, left_axes, right_axes, inner, steps)
 
@@ -947,10 +947,14 @@ class _Planner:
         fixed = ring = 0
         for vid, t in o.tiles.items():
             t.loop = loop_of[vid]
+        passing = self.hold()
+        for vid, t in o.tiles.items():
             dtype = p.buffer(t.load.buffer).dtype
             t.packed = self.packable(t, dtype)
             t.bytes = tile_bytes(t.rows, t.columns, DTYPES[dtype])
-            if t.loop is None:
+            if vid in passing:
+                pass
+            elif t.loop is None:
                 fixed += t.bytes
             else:
                 ring += t.bytes * self.ws
@@ -973,11 +977,20 @@ class _Planner:
         stages = max(1, min(stages, trips, arch.stages))
         while stages > 1 and fixed + staged + ring * stages > arch.shared - 2048:
             stages -= 1
-        at = 0
-        for t in o.tiles.values():
+        at = over = 0
+        for vid, t in sorted(o.tiles.items(), key=lambda x: x[1].loop is not None):
             t.stages = stages if t.loop is not None else 1
-            t.offset = at
-            at += -(-t.bytes // 128) * 128 * t.stages * (self.ws if t.loop is not None else 1)
+            size = -(-t.bytes // 128) * 128 * t.stages * (self.ws if t.loop is not None else 1)
+            if vid in passing:  # where the loop's tiles will lie
+                t.offset = over
+                over += size
+            else:
+                t.offset = at
+                at += size
+        start = sum(-(-t.bytes // 128) * 128 for vid, t in o.tiles.items() if t.loop is None and vid not in passing)
+        for vid in passing:
+            o.tiles[vid].offset += start
+        at = max(at, start + over)
         for c in o.contracts.values():
             for x in (c.left, c.right):
                 if x.where == "staged":
@@ -1000,6 +1013,29 @@ class _Planner:
             2048 // o.threads,
         )
         o.min_blocks = max(1, min(8, blocks))
+
+    def hold(self) -> set[int]:
+        """Decides which left operands stay in registers while a loop runs.  The result: tiles that nothing needs any more when the
+        loop writes its own."""
+        o, p = self.out, self.p
+        loops = [s for s in walk(p.body) if isinstance(s, Loop)]
+        inside = {x.out.id for s in loops for x in walk(s.body) if isinstance(x, Contract)}
+        if self.arch.holds == "always":
+            for n, c in o.contracts.items():
+                fits = c.kind == "tensor" and c.left.where == "tile" and self.held_registers(n, c) <= 32
+                if fits and n in inside and o.tiles[c.left.value.id].loop is None:
+                    c.left.held = True
+        if self.arch.stages > 1 or self.ws > 1 or len(loops) != 1:
+            return set()
+        kept = {c.left.value.id for n, c in o.contracts.items() if c.left.held and n in inside}
+        read = {x.value.id for c in o.contracts.values() for x in (c.left, c.right) if x.where == "tile" and not x.held}
+        return {vid for vid in kept - read if o.tiles[vid].loop is None and not o.instances.get(vid)}
+
+    def held_registers(self, result: int, c: ContractPlan) -> int:
+        row = self.out.home[result].row
+        assert row is not None
+        rows, _, inner = self.arch.fragment
+        return c.steps * rows * inner // self.arch.warp // 2 * -(-row.padded // (rows * self.wr))
 
     def packable(self, t: TilePlan, dtype: str) -> bool:
         """May the tile be copied in chunks of 16 bytes, as far as can be known before the arrays are?"""
@@ -1089,16 +1125,7 @@ class _Planner:
                 alive |= used
             return worst
 
-        held = sum(
-            c.steps
-            * self.arch.fragment[0]
-            * self.arch.fragment[2]
-            // self.arch.warp
-            // 2
-            * (-(-self.out.home[v].row.padded // (self.arch.fragment[0] * self.wr)))  # type: ignore[union-attr]
-            for v, c in self.out.contracts.items()
-            if c.left.held
-        )
+        held = sum(self.held_registers(n, c) for n, c in self.out.contracts.items() if c.left.held)
         return peak(live_statements(self.p.body, set()), set()) + held
 
 

@@ -24,6 +24,7 @@ _CDNA = Arch(
     registers=4 * 512 * 64,
     headers=("wave64.h", "hip_primitives.h", "hip_math.h", "hip_mfma.h", "tiles.cuh"),
     stages=1,
+    holds="always",
 )
 # A work-group processor: four SIMDs, twice the shared memory that one block may have.  Operands take twice the registers: both
 # halves of a warp have all of them.
@@ -36,7 +37,7 @@ _RDNA3 = replace(
     registers=4 * 1536 * 32,
     headers=("hip_primitives.h", "hip_math.h", "hip_wmma.h", "tiles.cuh"),
     row_fragments=1,
-    holds=False,
+    holds="never",
 )
 _KNOWN = {"gfx90a": _CDNA, "gfx942": _CDNA, "gfx1100": _RDNA3}
 
