@@ -2,6 +2,7 @@
 
 Between single steps of a phase the normalisations and analyses run to fixpoint.
 """
+
 from __future__ import annotations
 
 import math
@@ -12,21 +13,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .engine import EGraph, Limits, Phase, literal
-from .graph import Graph
+from .graph import Graph, Node
 from .program import Program
-from .rules import analyses, declared, folds
 from .reference import evaluate_scalar
+from .rules import analyses, declared, folds
 from .rules.rule import Rule
 from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, num, outer, postorder, red, rewrite, show, without
 
-SETTLE = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"          # facts first: rules ask for them
-ROUNDS = 8                                                  # of looking for folds
+SETTLE = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"  # facts first: rules ask for them
+ROUNDS = 8  # of looking for folds
 RULESETS = ("ix", "norm", "an", "sums", "algebra", "contract", "split", "expand")
 
 
 @dataclass
 class Saturated:
-    """What saturation gives.  `stats`: one entry a phase; `folds`: the merges that were derived, as text; `laws`: of each rule."""
+    """What saturation gives.  `stats`: one entry a phase; `folds`: the merges that were derived, as text; `laws`: of
+    each rule."""
+
     graph: Graph
     stats: list[Phase] = field(default_factory=list)
     folds: list[str] = field(default_factory=list)
@@ -40,8 +43,15 @@ class Saturated:
 
 def declarations(rules: Sequence[Rule]) -> list[str]:
     """Everything the engine must know, as egglog text."""
-    return [" ".join(f"(ruleset {r})" for r in RULESETS), *analyses.ALL, *declared.LATER, *declared.CONSTANTS, *declared.VOLUMES, *(r.egglog for r in rules),
-            f"(ruleset tables) (rule () ({' '.join(analyses.tables())}) :ruleset tables) (run-schedule (run tables))"]
+    return [
+        " ".join(f"(ruleset {r})" for r in RULESETS),
+        *analyses.ALL,
+        *declared.LATER,
+        *declared.CONSTANTS,
+        *declared.VOLUMES,
+        *(r.egglog for r in rules),
+        f"(ruleset tables) (rule () ({' '.join(analyses.tables())}) :ruleset tables) (run-schedule (run tables))",
+    ]
 
 
 def engine(rules: Sequence[Rule]) -> EGraph:
@@ -69,7 +79,10 @@ def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), fold_cons
         x = eg.name(t)
         if t.op == "input":
             lo, hi, inside = _range(program, t)
-            eg.act(f'(set (has "finite" {x}) ()) (set (free {x}) {strings(leaf for a in _input_axes(t) for leaf in leaves(eg.axis(a), eg, split))})')
+            eg.act(
+                f'(set (has "finite" {x}) ()) (set (free {x}) '
+                f"{strings(leaf for a in _input_axes(t) for leaf in leaves(eg.axis(a), eg, split))})"
+            )
             if not inside:
                 lo, hi = min(lo, 0.0), max(hi, 0.0)
             if lo > -math.inf:
@@ -77,8 +90,8 @@ def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), fold_cons
             if hi < math.inf:
                 eg.act(f"(set (hz {x}) {literal(hi)})")
         elif t.op == "view":
-            views[t.attr] = None                            # type: ignore[index]
-        for a in sorted(t.free | ({t.attr[-1]} if t.op in ("red", "fold") else set()), key=eg.axis):     # type: ignore[index]
+            views[t.attr] = None  # type: ignore[index]
+        for a in sorted(t.free | ({t.attr[-1]} if t.op in ("red", "fold") else set()), key=eg.axis):  # type: ignore[index]
             axes[base(a)] = None
     for m in views:
         _view_facts(eg, m, program.axes, split)
@@ -107,9 +120,12 @@ def leaves(part: str, eg: EGraph, split: frozenset[str]) -> list[str]:
 def _axis_facts(eg: EGraph, name: str, part: str, extent: int, split: frozenset[str], whole: str = "") -> None:
     whole = whole or name
     parts = leaves(name, eg, split)
-    beside = leaves(name[:-1] + "o", eg, split) if name.endswith(".i") else []              # the last block may be short
-    eg.act(f'(set (parts "{name}") {strings(parts)}) (set (beside "{name}") {strings(beside)}) (set (extent "{name}") {float(extent)})')
-    if parts == [name]:                                     # the outer part of a split counts 1, the inner one all elements
+    beside = leaves(name[:-1] + "o", eg, split) if name.endswith(".i") else []  # the last block may be short
+    eg.act(
+        f'(set (parts "{name}") {strings(parts)}) (set (beside "{name}") {strings(beside)}) (set (extent "{name}") '
+        f"{float(extent)})"
+    )
+    if parts == [name]:  # the outer part of a split counts 1, the inner one all elements
         eg.act(f'(leaf-of "{name}" "{whole}") (set (length "{name}") {1.0 if name.endswith(".o") else float(extent)})')
         return
     eg.act(f'(splittable "{name}" "{outer(name)}" "{inner(name)}")')
@@ -118,12 +134,12 @@ def _axis_facts(eg: EGraph, name: str, part: str, extent: int, split: frozenset[
 
 
 def _input_axes(t: Term) -> list[str]:
-    return list(dict.fromkeys(a for ix in t.attr[1] for a in ix.axes))          # type: ignore[index]
+    return list(dict.fromkeys(a for ix in t.attr[1] for a in ix.axes))  # type: ignore[index]
 
 
 def _range(program: Program, t: Term) -> tuple[float, float, bool]:
     """(lo, hi, inside) of an input read through its index: does the index stay in the array?"""
-    name, index = t.attr                                                        # type: ignore[misc]
+    name, index = t.attr  # type: ignore[misc]
     i = program.input(name)
     inside = all(0 <= lo and hi < n for (lo, hi), n in ((ix.bounds(program.axes), n) for ix, n in zip(index, i.shape)))
     lo, hi = i.range or ((0.0, 1.0) if i.dtype == "bool" else (-math.inf, math.inf))
@@ -137,22 +153,24 @@ def _view_facts(eg: EGraph, m: ViewMap, extents: dict[str, int], split: frozense
     eg.act(f'(reads "{key}" {strings(bound)} {strings(new)})')
     if all(0 <= lo and hi < extents[a] for a, (lo, hi) in ((a, ix.bounds(extents)) for a, ix in m)):
         eg.act(f'(inside "{key}")')
-    for a, ix in m:                                         # an injective read along one axis keeps sums of squares
+    for a, ix in m:  # an injective read along one axis keeps sums of squares
         if len(ix.terms) == 1 and sum(ix.axes == other.axes for _, other in m) == 1:
             eg.act(f'(shifted "{key}" "{eg.axis(a)}" "{eg.axis(ix.axes[0])}")')
 
 
-def saturate(program: Program, rules: Sequence[Rule] | None = None, limits: Limits | None = None, splittable: Iterable[str] = ()) -> Saturated:
+def saturate(
+    program: Program, rules: Sequence[Rule] | None = None, limits: Limits | None = None, splittable: Iterable[str] = ()
+) -> Saturated:
     """Saturate a program's e-graph.
 
-    rules: the rewrite rules (all of `rules.RULES` if None; folds are looked for if "break-dependency" is among them).  splittable: axes
-    (whole, or parts like "k.o") whose reductions may be split in two.  If a limit is hit the graph is smaller but as sound, and the
-    phase's `stop` says which.
+    rules: the rewrite rules (all of `rules.RULES` if None; folds are looked for if "break-dependency" is among them).
+    splittable: axes (whole, or parts like "k.o") whose reductions may be split in two.  If a limit is hit the graph is
+    smaller but as sound, and the phase's `stop` says which.
     """
     rules = declared.RULES if rules is None else tuple(rules)
     limits = limits or Limits()
     split = frozenset(splittable)
-    if not all(program.axes.values()):                      # reductions over nothing: the analyses assume that there is something
+    if not all(program.axes.values()):  # reductions over nothing: the analyses assume that there is something
         rules, split = (), frozenset()
     out = Saturated(Graph(), laws={r.name: r.law for r in rules})
     with engine(rules) as eg:
@@ -176,6 +194,7 @@ def saturate(program: Program, rules: Sequence[Rule] | None = None, limits: Limi
 
 class Chosen(Protocol):
     """What `explain` needs of an extraction: class → the node that computes it."""
+
     @property
     def chosen(self) -> Mapping[int, Node]: ...
 
@@ -236,7 +255,7 @@ def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) ->
             eg.act(f"(union {eg.name(graph.term(f.cls), '')} {eg.name(f.value, declared.BREAK.name)})")
             for t in f.folds:
                 _fold_facts(eg, t, split)
-            if f.alike is not None:                          # bounds speak of what is not masked: there both are equal
+            if f.alike is not None:  # bounds speak of what is not masked: there both are equal
                 for which, v in zip(("lo", "hi"), graph.interval(f.cls)):
                     if math.isfinite(v):
                         eg.act(f"(set ({which} {eg.name(f.alike)}) {literal(v)})")
@@ -253,22 +272,23 @@ def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) ->
 
 def _fold_facts(eg: EGraph, t: Term, split: frozenset[str]) -> None:
     """Free axes of a fold: those of the singletons that its component needs.  Its components are sums of finite terms."""
-    h, j, k = t.attr                                                            # type: ignore[misc]
+    h, j, k = t.attr  # type: ignore[misc]
     pivots, comps = h.needed(j, lambda i: is_num(t.args[len(h.pivots) + i], 0.0))
     free = without(normalise(a for i in (*pivots, *(len(h.pivots) + c for c in comps)) for a in t.args[i].free), k)
-    if k.endswith(".i"):                                    # the last block may be short
+    if k.endswith(".i"):  # the last block may be short
         free = normalise([*free, k[:-1] + "o"])
     eg.act(f"(set (free {eg.name(t)}) {strings(leaf for a in sorted(free) for leaf in leaves(eg.axis(a), eg, split))})")
 
 
 def _split_folds(eg: EGraph, graph: Graph, split: frozenset[str]) -> None:
     """fold over k = fold over k.o of folds over k.i, for every fold over an axis that may be split, and its parts likewise."""
-    todo = [make(n.op, n.attr, [graph.term(a) for a in n.args])
-            for _, n in graph.items() if n.op == "fold" and n.attr[2] in split]                  # type: ignore[index]
+    todo = [
+        make(n.op, n.attr, [graph.term(a) for a in n.args]) for _, n in graph.items() if n.op == "fold" and n.attr[2] in split
+    ]  # type: ignore[index]
     seen: set[Term] = set()
     while todo:
         t = todo.pop(0)
-        h, j, k = t.attr                                                        # type: ignore[misc]
+        h, j, k = t.attr  # type: ignore[misc]
         if t in seen or k not in split:
             continue
         seen.add(t)
@@ -276,7 +296,7 @@ def _split_folds(eg: EGraph, graph: Graph, split: frozenset[str]) -> None:
         whole = fold(h, j, outer(k), inner_folds)
         eg.act(f"(union {eg.name(t)} {eg.name(whole, declared.SPLIT_FOLD.name)})")
         for p, kind in enumerate(h.pivots):
-            if isinstance(kind, str):                       # a pivot that is a maximum or minimum is an ordinary reduction
+            if isinstance(kind, str):  # a pivot that is a maximum or minimum is an ordinary reduction
                 eg.act(f"(union {eg.name(inner_folds[p])} {eg.name(red(kind, inner(k), t.args[p]), declared.PIVOT.name)})")
         for x in (*inner_folds, whole):
             _fold_facts(eg, x, split)

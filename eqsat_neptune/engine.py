@@ -1,8 +1,9 @@
 """A running e-graph: egglog program text in, plain Python rows out.  Nothing else touches egglog, which is imported on first use.
 
-Terms are loaded under canonical names of axes and inputs (in order of occurrence), so that programs that differ in names alone are
-the same text.
+Terms are loaded under canonical names of axes and inputs (in order of occurrence), so that programs that differ in names
+alone are the same text.
 """
+
 from __future__ import annotations
 
 import heapq
@@ -19,6 +20,7 @@ from .terms import Term, base, normalise, postorder
 @dataclass(frozen=True)
 class Phase:
     """Statistics of a phase.  stop: "fixpoint", "nodes", "time" or "iterations"."""
+
     name: str
     iterations: int
     nodes: int
@@ -29,6 +31,7 @@ class Phase:
 @dataclass(frozen=True)
 class Limits:
     """When saturation stops short.  What has been found by then is sound and usable."""
+
     nodes: int = 5000
     seconds: float = 10.0
     iterations: int = 30
@@ -36,48 +39,64 @@ class Limits:
 
 # ------------------------------------------------------------------ the engine's declarations
 
-_CONSTRUCTORS = {                                           # name → argument sorts; f: attribute, T: class
-    "Num": "f64", "Input": "String", "Iota": "String", "Add": "MS", "Mul": "MS", "Un": "String T", "Bi": "String T T", "Where": "T T T",
-    "Red": "String String T", "Fold": "String i64 String TV", "View": "String T", "Gather": "String T T",
+_CONSTRUCTORS = {  # name → argument sorts; f: attribute, T: class
+    "Num": "f64",
+    "Input": "String",
+    "Iota": "String",
+    "Add": "MS",
+    "Mul": "MS",
+    "Un": "String T",
+    "Bi": "String T T",
+    "Where": "T T T",
+    "Red": "String String T",
+    "Fold": "String i64 String TV",
+    "View": "String T",
+    "Gather": "String T T",
 }
 _LEAVES = ("Num", "Input", "Iota")
 
-PRELUDE = "\n".join([
-    "(sort AS (Set String)) (sort MAS (MultiSet AS)) (sort MF (MultiSet f64))",
-    "(sort T) (sort MS (MultiSet T)) (sort TV (Vec T)) (sort MMS (MultiSet MS))",
-    *(f"(constructor {c} ({s}) T)" for c, s in _CONSTRUCTORS.items()),
-    *(f"(function why-{c} ({s}) String :merge old)" for c, s in _CONSTRUCTORS.items() if c not in _LEAVES),
-    # nodes that a mapped result makes, with the rule's name; normalisation turns them into ordinary ones
-    "(constructor LaterMul (String MS T) T) (constructor LaterAdd (String MS T) T)",
-    "(constructor LaterUn (String String T) T) (constructor LaterRed (String String String T) T) (constructor LaterView (String String T) T)",
-    "(function idxA (MS T) i64 :merge (max old new)) (function idxM (MS T) i64 :merge (max old new))",
-    "(function handle (i64) T :merge old)",
-    # axes: free sets and parts hold the leaves of the tree of parts
-    "(function free (T) AS :merge (set-intersect old new)) (function parts (String) AS :no-merge)",
-    "(function beside (String) AS :no-merge)",
-    "(relation need-volume (AS)) (function volume (AS) f64 :no-merge) (function length (String) f64 :no-merge)",
-    "(function extent (String) f64 :no-merge) (relation leaf-of (String String)) (relation nth (i64))",
-    "(relation redaxis (String)) (relation dep (String T)) (relation splittable (String String String)) (relation inside (String))",
-    "(relation shifted (String String String)) (relation reads (String AS AS))",
-    # facts
-    "(function has (String T) Unit :no-merge)",
-    "(function indep (String T) Unit :no-merge) (function cofactor (String T) Unit :no-merge) (function addend (String T) Unit :no-merge)",
-    "(function partable (String T) Unit :no-merge) (function factored (String T) Unit :no-merge)",
-    "(function steps (String T) i64 :merge (min old new))",
-    "(function regular (T T) Unit :no-merge) (function vanish (T T) Unit :no-merge) (function tame (T T) Unit :no-merge)",
-    "(function below (T T) Unit :no-merge) (relation unless-finite (T T))",
-    "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",
-    "(function lz (T) f64 :merge (max old new)) (function hz (T) f64 :merge (min old new))",
-    "(function lo (T) f64 :merge (max old new)) (function hi (T) f64 :merge (min old new))",
-    "(function lz-if (T T) f64 :merge (max old new))",
-    "(function normsq (String T) f64 :merge (min old new))",
-    # tables that make one analysis rule serve many functions
-    "(relation un-gives (String String)) (relation un-keeps (String String String))",
-    "(relation un-lower (String f64)) (relation un-upper (String f64))",
-    "(relation nary-keeps (String)) (relation red-keeps (String String))",
-    "(sort Fidx (UnstableFn (MS T) i64)) (sort Ffact (UnstableFn (T) Unit)) (sort Ffree (UnstableFn (T) AS))",
-    "(sort Fset (UnstableFn (AS AS) AS)) (sort Fmap (UnstableFn (T) T)) (sort Fbound (UnstableFn (T) f64)) (sort Fnum (UnstableFn (f64 f64) f64))",
-])
+PRELUDE = "\n".join(
+    [
+        "(sort AS (Set String)) (sort MAS (MultiSet AS)) (sort MF (MultiSet f64))",
+        "(sort T) (sort MS (MultiSet T)) (sort TV (Vec T)) (sort MMS (MultiSet MS))",
+        *(f"(constructor {c} ({s}) T)" for c, s in _CONSTRUCTORS.items()),
+        *(f"(function why-{c} ({s}) String :merge old)" for c, s in _CONSTRUCTORS.items() if c not in _LEAVES),
+        # nodes that a mapped result makes, with the rule's name; normalisation turns them into ordinary ones
+        "(constructor LaterMul (String MS T) T) (constructor LaterAdd (String MS T) T)",
+        "(constructor LaterUn (String String T) T) (constructor LaterRed (String String String T) T) (constructor "
+        "LaterView (String String T) T)",
+        "(function idxA (MS T) i64 :merge (max old new)) (function idxM (MS T) i64 :merge (max old new))",
+        "(function handle (i64) T :merge old)",
+        # axes: free sets and parts hold the leaves of the tree of parts
+        "(function free (T) AS :merge (set-intersect old new)) (function parts (String) AS :no-merge)",
+        "(function beside (String) AS :no-merge)",
+        "(relation need-volume (AS)) (function volume (AS) f64 :no-merge) (function length (String) f64 :no-merge)",
+        "(function extent (String) f64 :no-merge) (relation leaf-of (String String)) (relation nth (i64))",
+        "(relation redaxis (String)) (relation dep (String T)) (relation splittable (String String String)) (relation "
+        "inside (String))",
+        "(relation shifted (String String String)) (relation reads (String AS AS))",
+        # facts
+        "(function has (String T) Unit :no-merge)",
+        "(function indep (String T) Unit :no-merge) (function cofactor (String T) Unit :no-merge) (function addend "
+        "(String T) Unit :no-merge)",
+        "(function partable (String T) Unit :no-merge) (function factored (String T) Unit :no-merge)",
+        "(function steps (String T) i64 :merge (min old new))",
+        "(function regular (T T) Unit :no-merge) (function vanish (T T) Unit :no-merge) (function tame (T T) Unit :no-merge)",
+        "(function below (T T) Unit :no-merge) (relation unless-finite (T T))",
+        "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",
+        "(function lz (T) f64 :merge (max old new)) (function hz (T) f64 :merge (min old new))",
+        "(function lo (T) f64 :merge (max old new)) (function hi (T) f64 :merge (min old new))",
+        "(function lz-if (T T) f64 :merge (max old new))",
+        "(function normsq (String T) f64 :merge (min old new))",
+        # tables that make one analysis rule serve many functions
+        "(relation un-gives (String String)) (relation un-keeps (String String String))",
+        "(relation un-lower (String f64)) (relation un-upper (String f64))",
+        "(relation nary-keeps (String)) (relation red-keeps (String String))",
+        "(sort Fidx (UnstableFn (MS T) i64)) (sort Ffact (UnstableFn (T) Unit)) (sort Ffree (UnstableFn (T) AS))",
+        "(sort Fset (UnstableFn (AS AS) AS)) (sort Fmap (UnstableFn (T) T)) (sort Fbound (UnstableFn (T) f64)) (sort "
+        "Fnum (UnstableFn (f64 f64) f64))",
+    ]
+)
 
 
 def literal(v: float) -> str:
@@ -85,7 +104,7 @@ def literal(v: float) -> str:
     return "NaN" if v != v else "inf" if v == math.inf else "-inf" if v == -math.inf else repr(float(v))
 
 
-_POOL: dict[object, list[Any]] = {}                         # declarations → idle engines: declaring rules costs 0.1 s, push and pop 5 ms
+_POOL: dict[object, list[Any]] = {}  # declarations → idle engines: declaring rules costs 0.1 s, push and pop 5 ms
 
 
 class EGraph:
@@ -99,15 +118,16 @@ class EGraph:
             self._engine = idle.pop()
         except IndexError:
             from egglog import bindings
+
             self._engine = bindings.EGraph()
             self.run(PRELUDE)
-            for text in declarations():                     # one by one: every parsed command keeps a copy of the whole text
+            for text in declarations():  # one by one: every parsed command keeps a copy of the whole text
                 self.run(text)
         self.run("(push)")
         self._lines: list[str] = []
         self._names: dict[Term, str] = {}
         self._axes: dict[str, str] = {}
-        self._back: dict[str, str] = {}                     # canonical axis → the program's
+        self._back: dict[str, str] = {}  # canonical axis → the program's
         self._keys: dict[str, dict] = {"Input": {}, "View": {}, "Fold": {}}
         self._rounds = 0
         self.extents: dict[str, int] = {}
@@ -116,7 +136,7 @@ class EGraph:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:                                    # after an error the engine's state is unknown: drop it
+        if kind is None:  # after an error the engine's state is unknown: drop it
             self.run("(pop)")
             _POOL[self._key].append(self._engine)
         del self._engine
@@ -131,11 +151,11 @@ class EGraph:
         if b not in self._axes:
             name = f"a{len(self._axes)}"
             self._axes[b], self._back[name] = name, b
-        return self._axes[b] + a[len(b):]
+        return self._axes[b] + a[len(b) :]
 
     def user_axis(self, a: str) -> str:
         b = base(a)
-        return self._back[b] + a[len(b):]
+        return self._back[b] + a[len(b) :]
 
     def key(self, table: str, value: object) -> str:
         """The string that stands for an attribute that is no string: an input with its index, a view's map, a monoid."""
@@ -178,8 +198,17 @@ class EGraph:
                 attrs = f'"{self.key("View", attr)}"'
             case "fold":
                 attrs = f'"{self.key("Fold", attr[0])}" {attr[1]} "{self.axis(attr[2])}"'
-        inner = attrs + " " + (f"(multiset-of {' '.join(a)})" if t.op in ("add", "mul") else f"(vec-of {' '.join(a)})" if t.op == "fold"
-                               else " ".join(a))
+        inner = (
+            attrs
+            + " "
+            + (
+                f"(multiset-of {' '.join(a)})"
+                if t.op in ("add", "mul")
+                else f"(vec-of {' '.join(a)})"
+                if t.op == "fold"
+                else " ".join(a)
+            )
+        )
         v = f"x{self._rounds}_{len(self._names)}"
         self._lines.append(f"(let {v} ({ctor} {inner}))")
         if ctor not in _LEAVES and why:
@@ -202,8 +231,10 @@ class EGraph:
         """Run an action once for every class t that there is."""
         r = f"go{self._rounds}"
         self._rounds += 1
-        rules = " ".join(f"(rule ((= t ({c} {' '.join(f'x{i}' for i in range(len(s.split())))}))) ({action}) :ruleset {r})"
-                         for c, s in _CONSTRUCTORS.items())
+        rules = " ".join(
+            f"(rule ((= t ({c} {' '.join(f'x{i}' for i in range(len(s.split())))}))) ({action}) :ruleset {r})"
+            for c, s in _CONSTRUCTORS.items()
+        )
         self.run(f"(ruleset {r}) {rules} (run-schedule (run {r}))")
 
     # ---- running
@@ -331,8 +362,12 @@ def _number(raw: Mapping[Any, list[tuple[_Row, str]]]) -> tuple[dict[Any, int], 
         nonlocal tick
         op, attr, args = raw[v][i][0]
         ranks = [number[a] for a in args]
-        key = (1 + sum(size[a] for a in args), op, [(len(str(a)), str(a)) for a in attr],
-               sorted(ranks) if op in ("add", "mul") else ranks)
+        key = (
+            1 + sum(size[a] for a in args),
+            op,
+            [(len(str(a)), str(a)) for a in attr],
+            sorted(ranks) if op in ("add", "mul") else ranks,
+        )
         tick += 1
         heapq.heappush(heap, (key, tick, v, i))
 
@@ -355,5 +390,3 @@ def _number(raw: Mapping[Any, list[tuple[_Row, str]]]) -> tuple[dict[Any, int], 
             if not waiting[u]:
                 offer(*u)
     return number, found
-
-

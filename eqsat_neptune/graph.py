@@ -1,4 +1,5 @@
 """The frozen e-graph: what saturation hands to extraction.  Plain Python, with no tie to an engine."""
+
 from __future__ import annotations
 
 import math
@@ -12,6 +13,7 @@ from .terms import Term, make
 class Node:
     """An e-node.  op, attr as in terms.py (a fold's attr has the `Monoid` itself); args: classes; why: the rule that made it,
     "source" if the program has it.  Arguments of add and mul are sorted."""
+
     op: str
     attr: object
     args: tuple[int, ...] = ()
@@ -36,6 +38,7 @@ class Graph:
     outputs  class of each output of the program
     extents  extents of the whole axes
     """
+
     nodes: dict[int, list[Node]] = field(default_factory=dict)
     free: dict[int, frozenset[str]] = field(default_factory=dict)
     lo: dict[int, float] = field(default_factory=dict)

@@ -1,10 +1,12 @@
-"""Checks of soundness by evaluation: of a whole saturated e-graph, and of a single rule on random instances made from its declaration."""
+"""Checks of soundness by evaluation: of a whole saturated e-graph, and of a single rule on random instances made
+from its declaration."""
+
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from .graph import Graph, Node
 from .program import Input, Output, Program
 from .reference import Env, Value, apply
 from .rules.rule import Rule, Sexpr, is_number, is_star, parse
-from .terms import BINARY, Term, add, axis_index, base, bi, gather, inp, iota, make, mul, num, postorder, red, un, view, where
+from .terms import BINARY, Term, axis_index, bi, gather, inp, make, mul, num, postorder, red, un, view, where
 from .verification import Verdict, random_inputs
 
 TOLERANCE = 1e-9
@@ -22,9 +24,10 @@ TOLERANCE = 1e-9
 
 # ------------------------------------------------------------------ whole graphs
 
+
 def blocks(g: Graph, block: int = 3) -> dict[str, int]:
     """A block size for every axis (or part) that the graph splits: small, and ragged where the extent allows."""
-    parts = {a for _, n in g.items() if n.op in ("red", "fold") for a in [n.attr[-1]]} | {a for s in g.free.values() for a in s}   # type: ignore[index]
+    parts = {a for _, n in g.items() if n.op in ("red", "fold") for a in [n.attr[-1]]} | {a for s in g.free.values() for a in s}  # type: ignore[index]
     out: dict[str, int] = {}
     for a in sorted(parts, key=len):
         while "." in a:
@@ -42,8 +45,11 @@ def class_values(g: Graph, env: Env) -> dict[int, Value]:
     return values
 
 
-def check_graph(saturated: Saturated, program: Program, seed: int = 0, arrays: Mapping[str, Any] | None = None, block: int = 3) -> Verdict:
-    """Does every e-node of every class evaluate to its class's value, and does every fact of a class hold of it?  Random inputs unless
+def check_graph(
+    saturated: Saturated, program: Program, seed: int = 0, arrays: Mapping[str, Any] | None = None, block: int = 3
+) -> Verdict:
+    """Does every e-node of every class evaluate to its class's value, and does every fact of a class hold of it?
+    Random inputs unless
     `arrays` (by name) gives some; float64."""
     g = saturated.graph
     if arrays is None:
@@ -55,8 +61,12 @@ def check_graph(saturated: Saturated, program: Program, seed: int = 0, arrays: M
         args = [values[a] for a in n.args]
         error = _error(n, apply(n.op, n.attr, args, env), args if n.op == "add" else [], c, values, env)
         if error > TOLERANCE:
-            return Verdict(False, "", f"class {c} = {g.term(c)} has a node of another value (error {error:.2g}), made by {n.why}: "
-                           f"{make(n.op, n.attr, [g.term(a) for a in n.args])}  (seed {seed})")
+            return Verdict(
+                False,
+                "",
+                f"class {c} = {g.term(c)} has a node of another value (error {error:.2g}), made by {n.why}: "
+                f"{make(n.op, n.attr, [g.term(a) for a in n.args])}  (seed {seed})",
+            )
         worst = max(worst, error)
     for c, v in values.items():
         wrong = _false_fact(g, c, v)
@@ -70,8 +80,8 @@ def check_graph(saturated: Saturated, program: Program, seed: int = 0, arrays: M
 
 
 def _plain(t: Term, env: Env) -> tuple[Value, list[Value]]:
-    """The value of a term and of its arguments, operator by operator (the interpreter reorders contractions, which shows where there
-    are infinities)."""
+    """The value of a term and of its arguments, operator by operator (the interpreter reorders contractions, which
+    shows where there are infinities)."""
     out: dict[Term, Value] = {}
     for x in postorder([t]):
         out[x] = apply(x.op, x.attr, [out[a] for a in x.args], env)
@@ -98,7 +108,12 @@ def _false_fact(g: Graph, c: int, value: Value) -> str:
     plain = ~np.isnan(x) & (x != 0.0) & (x != -math.inf)
     if (plain & ((x < lo - slack) | (x > hi + slack))).any():
         return f"not in [{lo}, {hi}]"
-    for fact, bad in (("finite", ~np.isfinite(x)), ("noinf", np.isinf(x)), ("masked", np.isnan(x) | (x == math.inf)), ("nonzero", x == 0.0)):
+    for fact, bad in (
+        ("finite", ~np.isfinite(x)),
+        ("noinf", np.isinf(x)),
+        ("masked", np.isnan(x) | (x == math.inf)),
+        ("nonzero", x == 0.0),
+    ):
         if g.has(c, fact) and bad.any():
             return f"not {fact}"
     for k, bound in g.normsq.get(c, {}).items():
@@ -112,7 +127,7 @@ def _false_fact(g: Graph, c: int, value: Value) -> str:
 
 # ------------------------------------------------------------------ single rules
 
-_POOL = ("k", "l", "m")                                     # axes that rules reduce over
+_POOL = ("k", "l", "m")  # axes that rules reduce over
 _OTHER = ("a", "b")
 _EXTENTS = ((3, 2, 4, 2, 3), (5, 3, 1, 1, 2), (2, 2, 2, 7, 3), (1, 3, 2, 4, 1), (2, 2, 2, 2, 2))
 _NUMBERS = (2.0, -1.5, 0.5, -1.0, 1.0, 0.0, 3.0, math.inf, -math.inf)
@@ -191,7 +206,7 @@ class _Maker:
     def make(self, p: Sexpr) -> Term:
         """A term that has the form of a pattern."""
         if is_number(p):
-            return num(float(p))                            # type: ignore[arg-type]
+            return num(float(p))  # type: ignore[arg-type]
         if isinstance(p, str):
             if p not in self.terms:
                 self.terms[p] = self.score() if p == "s" else self.leaf()
@@ -221,7 +236,11 @@ class _Maker:
             case "un":
                 return un(self.text.setdefault(args[0], self.pick(["exp", "tanh", "abs"])), self.make(args[1]))
             case "where":
-                c = self.terms.setdefault(args[0], self.mask([*_POOL, *_OTHER])) if isinstance(args[0], str) else self.make(args[0])
+                c = (
+                    self.terms.setdefault(args[0], self.mask([*_POOL, *_OTHER]))
+                    if isinstance(args[0], str)
+                    else self.make(args[0])
+                )
                 return where(c, self.make(args[1]), self.make(args[2]))
             case "view":
                 a = self.pick(_POOL)
@@ -262,11 +281,11 @@ def _arrays(program: Program, rng: np.random.Generator) -> dict[str, np.ndarray]
 
 
 def check_rule(rule: Rule, seed: int = 0, count: int = 24, least: int = 6, tries: int = 12) -> Verdict:
-    """Is a rule sound?  It runs alone on random instances of its own pattern, and every e-node must evaluate to its class's value.
-    At least three rounds of `count` instances with other extents each, more until it has applied `least` times.  False too if it never
-    applied."""
+    """Is a rule sound?  It runs alone on random instances of its own pattern, and every e-node must evaluate to its
+    class's value.  At least three rounds of `count` instances with other extents each, more until it has applied `least`
+    times.  False too if it never applied."""
     matches, rounds = 0, 0
-    while rounds < 3 or matches < least and rounds < tries:
+    while rounds < 3 or (matches < least and rounds < tries):
         rng = np.random.default_rng((seed, rounds))
         sizes = dict(zip((*_POOL, *_OTHER), _EXTENTS[rounds % len(_EXTENTS)]))
         maker = _Maker(rng, sizes | {"n" + a: sizes[a] for a in _POOL})

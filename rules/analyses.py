@@ -5,13 +5,14 @@ Merging classes merges facts by a lattice join: free axes by intersection, bound
 Meaning, for an element v of a class (finite inputs, axes not empty):
     lz ≤ v ≤ hz   unless v is −inf or NaN
     lo ≤ v ≤ hi   unless v is −inf, NaN or 0
-so lo, hi bound what is not masked (a masked score is −inf, and exp makes 0 of it).  "finite": v is a real number; "noinf": not ±inf
-(NaN may be); "masked": a real number or −inf; "nonzero": v ≠ 0 as a real number, or NaN; "nonneg": v ≥ 0, or −inf or NaN.
-normsq(k, t): Σₖ t² is at most that.  below(x, y): x ≤ y, or one is NaN.
+so lo, hi bound what is not masked (a masked score is −inf, and exp makes 0 of it).  "finite": v is a real number; "noinf":
+not ±inf (NaN may be); "masked": a real number or −inf; "nonzero": v ≠ 0 as a real number, or NaN; "nonneg": v ≥ 0, or −inf
+or NaN. normsq(k, t): Σₖ t² is at most that.  below(x, y): x ≤ y, or one is NaN.
 
 regular(M, t): t is a real number ≠ 0 wherever the maximum M is one.   tame(M, t): t is a real number there.
 vanish(M, t): t is 0 or NaN wherever M is −inf: all that it sums is masked there.
 """
+
 from __future__ import annotations
 
 
@@ -49,28 +50,41 @@ def _sum(fn: str, start: str = "0.0") -> str:
 # a product of two: e and the other one, x
 _TWO = "(= t (Mul ms)) (= 2 (multiset-length ms)) (= n (idxM ms e)) (= x (multiset-pick (multiset-remove ms e)))"
 _SCALED = _TWO + " (= e (Num v))"
-_DOWN, _UP = repr(1 - 1e-9), repr(1 + 1e-9)                 # bounds are rounded outward where they are not exact
+_DOWN, _UP = repr(1 - 1e-9), repr(1 + 1e-9)  # bounds are rounded outward where they are not exact
 _EULER = "2.718281828459045"
 
-INDEX = [_rule(f"(= t ({n} ms))", f'(unstable-multiset-fill-index ms (unstable-fn "idx{n[0]}"))', ruleset="ix") for n in ("Add", "Mul")]
+INDEX = [
+    _rule(f"(= t ({n} ms))", f'(unstable-multiset-fill-index ms (unstable-fn "idx{n[0]}"))', ruleset="ix") for n in ("Add", "Mul")
+]
 
 _KIDS = {"Un": ("f x", "x"), "Bi": ("f x y", "xy"), "Where": ("c x y", "cxy")}
 
 
 def _free() -> list[str]:
-    out = [_rule("(= t (Num v))", "(set (free t) (set-empty))"),
-           _rule("(= t (Iota k)) (= s (parts k))", "(set (free t) s)"),
-           _rule("(= t (Red op k x)) (= s (free x)) (= p (parts k)) (= q (beside k))", "(set (free t) (set-union (set-diff s p) q)) (redaxis k)"),
-           _rule("(= t (View m x)) (= s (free x)) (reads m bound new)", "(set (free t) (set-union (set-diff s bound) new))"),
-           _rule("(= t (Gather k x i)) (= s (free x)) (= p (parts k)) (= r (free i))", "(set (free t) (set-union (set-diff s p) r))")]
+    out = [
+        _rule("(= t (Num v))", "(set (free t) (set-empty))"),
+        _rule("(= t (Iota k)) (= s (parts k))", "(set (free t) s)"),
+        _rule(
+            "(= t (Red op k x)) (= s (free x)) (= p (parts k)) (= q (beside k))",
+            "(set (free t) (set-union (set-diff s p) q)) (redaxis k)",
+        ),
+        _rule("(= t (View m x)) (= s (free x)) (reads m bound new)", "(set (free t) (set-union (set-diff s bound) new))"),
+        _rule(
+            "(= t (Gather k x i)) (= s (free x)) (= p (parts k)) (= r (free i))", "(set (free t) (set-union (set-diff s p) r))"
+        ),
+    ]
     for ctor, (args, kids) in _KIDS.items():
         union = f"s{kids[0]}"
         for k in kids[1:]:
             union = f"(set-union {union} s{k})"
         out.append(_rule(f"(= t ({ctor} {args})) " + " ".join(f"(= s{k} (free {k}))" for k in kids), f"(set (free t) {union})"))
     for n in ("Add", "Mul"):
-        out.append(_rule(f"{_nary(n)} (= s (free e)) {_all('free')}",
-                         '(set (free t) (unstable-multiset-reduce (unstable-fn "set-union") (set-empty) fs))'))
+        out.append(
+            _rule(
+                f"{_nary(n)} (= s (free e)) {_all('free')}",
+                '(set (free t) (unstable-multiset-reduce (unstable-fn "set-union") (set-empty) fs))',
+            )
+        )
     return out
 
 
@@ -78,14 +92,24 @@ def _free() -> list[str]:
 AXES = [
     *_free(),
     _rule("(nth i) (= s (free t)) (= a (set-get s i)) (leaf-of a k)", "(dep k t)"),
-    *(_rule(f"(dep k t) {_nary(n)} (= s (free e)) (= p (parts k)) (= 0 (set-length (set-intersect s p)))", "(set (indep k e) ())")
-      for n in ("Add", "Mul")),
-    _rule('(= u (indep k e)) (= c (idxA ms e)) (= t (Add ms)) (dep k t) (> (multiset-length (unstable-multiset-filter-not (unstable-fn "indep" k) ms)) 0)',
-          "(set (partable k t) ())"),
+    *(
+        _rule(
+            f"(dep k t) {_nary(n)} (= s (free e)) (= p (parts k)) (= 0 (set-length (set-intersect s p)))", "(set (indep k e) ())"
+        )
+        for n in ("Add", "Mul")
+    ),
+    _rule(
+        "(= u (indep k e)) (= c (idxA ms e)) (= t (Add ms)) (dep k t) (> (multiset-length "
+        '(unstable-multiset-filter-not (unstable-fn "indep" k) ms)) 0)',
+        "(set (partable k t) ())",
+    ),
     # how many steps above a reduction over k, up to five: what has a factor from there can be summed in one pass only without it
     _rule("(= t (Red op k x))", "(set (steps k t) 0)"),
     _rule("(= n (steps k x)) (< n 5) (= t (Un f x))", "(set (steps k t) (+ n 1))"),
-    *(_rule(f"(= n (steps k e)) (< n 5) (= c (idx{c[0]} ms e)) (= t ({c} ms))", "(set (steps k t) (+ n 1))") for c in ("Add", "Mul")),
+    *(
+        _rule(f"(= n (steps k e)) (< n 5) (= c (idx{c[0]} ms e)) (= t ({c} ms))", "(set (steps k t) (+ n 1))")
+        for c in ("Add", "Mul")
+    ),
     _rule("(= u (indep k e)) (= n (steps k e)) (= c (idxM ms e)) (= t (Mul ms)) (dep k t)", "(set (factored k t) ())"),
     _rule(f"(= u (indep k t)) {_has('noinf', 't', 'w')}", "(set (cofactor k t) ())"),
     _rule(f"(= u (indep k t)) {_has('finite', 't', 'w')}", "(set (addend k t) ())"),
@@ -93,7 +117,7 @@ AXES = [
 
 # Tables: one rule serves many functions.
 GIVES = [("noinf", "tanh erf sin cos atan sign"), ("finite", "not isnan isinf isfinite lt le eq ne and or xor")]
-KEEPS = [                                                   # premise, conclusion, functions
+KEEPS = [  # premise, conclusion, functions
     ("masked", "finite", "exp exp2 expm1 tanh erf atan sign"),
     ("finite", "finite", "abs floor ceil round trunc sin cos sinh cosh asinh max min"),
     ("noinf", "noinf", "abs floor ceil round trunc max min"),
@@ -101,11 +125,19 @@ KEEPS = [                                                   # premise, conclusio
     ("finite", "nonzero", "exp exp2 cosh"),
     ("nonzero", "nonzero", "abs sign tanh erf atan sinh asinh expm1 max min"),
 ]
-RED_KEEPS = [("+", "finite noinf masked"), ("*", "finite noinf nonzero"), ("max", "finite noinf masked nonzero"),
-             ("min", "finite noinf masked nonzero")]
+RED_KEEPS = [
+    ("+", "finite noinf masked"),
+    ("*", "finite noinf nonzero"),
+    ("max", "finite noinf masked nonzero"),
+    ("min", "finite noinf masked nonzero"),
+]
 NARY_KEEPS = "finite noinf"
-LOWER = [("0.0", "exp exp2 abs sqrt rsqrt not isnan isinf isfinite lt le eq ne and or xor"), ("-1.0", "tanh erf sin cos sign expm1"),
-         ("1.0", "cosh"), ("-1.5707963267948968", "atan")]
+LOWER = [
+    ("0.0", "exp exp2 abs sqrt rsqrt not isnan isinf isfinite lt le eq ne and or xor"),
+    ("-1.0", "tanh erf sin cos sign expm1"),
+    ("1.0", "cosh"),
+    ("-1.5707963267948968", "atan"),
+]
 UPPER = [("1.0", "tanh erf sin cos sign not isnan isinf isfinite lt le eq ne and or xor"), ("1.5707963267948968", "atan")]
 
 
@@ -124,7 +156,8 @@ FACTS = [
     _rule(_has("finite", "t"), _gives("noinf"), _gives("masked")),
     _rule("(= t (Num v)) (< v inf) (> v -inf)", _gives("finite"), "(set (lz t) v) (set (hz t) v)"),
     _rule("(= t (Num v)) (!= v 0.0)", _gives("nonzero")),
-    _rule("(= t (Num -inf))", _gives("masked")), _rule("(= t (Num inf))", "(set (lz t) 1e300)"),
+    _rule("(= t (Num -inf))", _gives("masked")),
+    _rule("(= t (Num inf))", "(set (lz t) 1e300)"),
     _rule("(= t (Iota k)) (= n (extent k))", _gives("finite"), "(set (lz t) 0.0) (set (hz t) (- n 1.0))"),
     _rule("(= t (Un f x)) (un-gives f q)", "(set (has q t) ())"),
     _rule("(= t (Bi f x y)) (un-gives f q)", "(set (has q t) ())"),
@@ -137,20 +170,28 @@ FACTS = [
     _rule("(= t (View m x)) (= u (has q x)) (inside m)", "(set (has q t) ())"),
     _rule("(= t (Gather k x i)) (= u (has q x))", "(set (has q t) ())"),
     _rule("(= t (Red op k x)) (red-keeps op q) (= u (has q x))", "(set (has q t) ())"),
-    *(_rule(f"{_nary(n)} (nary-keeps q) (= u (has q e)) {_each(chr(34) + 'has' + chr(34) + ' q')}", "(set (has q t) ())")
-      for n in ("Add", "Mul")),
-    *(_rule(f"{_nary(n)} {_has(q, 'e')} {_each(f'{chr(34)}has{chr(34)} {chr(34)}{q}{chr(34)}')}", _gives(q))
-      for n, q in (("Add", "masked"), ("Mul", "nonzero"), ("Mul", "nonneg"))),
+    *(
+        _rule(f"{_nary(n)} (nary-keeps q) (= u (has q e)) {_each(chr(34) + 'has' + chr(34) + ' q')}", "(set (has q t) ())")
+        for n in ("Add", "Mul")
+    ),
+    *(
+        _rule(f"{_nary(n)} {_has(q, 'e')} {_each(f'{chr(34)}has{chr(34)} {chr(34)}{q}{chr(34)}')}", _gives(q))
+        for n, q in (("Add", "masked"), ("Mul", "nonzero"), ("Mul", "nonneg"))
+    ),
     _rule(f"{_SCALED} (> v 0.0) (< v inf) {_has('masked', 'x')}", _gives("masked")),
     _rule('(= t (Un "exp" x)) (= h (hz x))', _gives("noinf")),
     _rule(f'(= t (Un "recip" x)) {_has("nonzero", "x")}', _gives("noinf")),
     _rule(f'(= t (Un "recip" x)) {_has("nonzero", "x")} {_has("finite", "x", "w")}', _gives("finite"), _gives("nonzero")),
-    *(_rule(f'(= t (Un "{f}" x)) (= l (lz x)) (> l 0.0) {_has("finite", "x")}', _gives("finite"), *more)
-      for f, more in (("rsqrt", [_gives("nonzero")]), ("log", []), ("log2", []), ("log10", []), ("log1p", []))),
+    *(
+        _rule(f'(= t (Un "{f}" x)) (= l (lz x)) (> l 0.0) {_has("finite", "x")}', _gives("finite"), *more)
+        for f, more in (("rsqrt", [_gives("nonzero")]), ("log", []), ("log2", []), ("log10", []), ("log1p", []))
+    ),
     _rule(f'(= t (Un "rsqrt" x)) (= l (lz x)) (> l 0.0) {_has("noinf", "x")}', _gives("noinf")),
     _rule(f'(= t (Un "sqrt" x)) (= l (lz x)) (>= l 0.0) {_has("finite", "x")}', _gives("finite")),
     _rule('(= t (Un "sqrt" x)) (= l (lz x)) (> l 0.0)', _gives("nonzero")),
-    _rule(f'(= t (Red "+" k x)) {_has("nonneg", "x")} {_has("nonzero", "x", "w")} {_has("finite", "x", "w2")}', _gives("nonzero")),
+    _rule(
+        f'(= t (Red "+" k x)) {_has("nonneg", "x")} {_has("nonzero", "x", "w")} {_has("finite", "x", "w2")}', _gives("nonzero")
+    ),
     _rule(f"{_nary('Add')} {_has('nonzero', 'e')} {_has('finite', 'e', 'w')} " + _each('"has" "nonneg"'), _gives("nonzero")),
     _rule("(= t (Where c x y)) (= l (lz-if c x)) (> l 0.0)" + _has("nonzero", "y"), _gives("nonzero")),
     _rule("(= l (lz t)) (>= l 0.0)", _gives("nonneg")),
@@ -160,9 +201,12 @@ FACTS = [
 
 BOUNDS = [
     # strict bounds and those of what is not masked
-    _rule("(= l (lz t))", "(set (lo t) l)"), _rule("(= h (hz t))", "(set (hi t) h)"),
-    _rule("(= l (lo t))", "(set (lz t) (min l 0.0))"), _rule("(= h (hi t))", "(set (hz t) (max h 0.0))"),
-    _rule(f"(= l (lo t)) {_has('nonzero', 't')}", "(set (lz t) l)"), _rule(f"(= h (hi t)) {_has('nonzero', 't')}", "(set (hz t) h)"),
+    _rule("(= l (lz t))", "(set (lo t) l)"),
+    _rule("(= h (hz t))", "(set (hi t) h)"),
+    _rule("(= l (lo t))", "(set (lz t) (min l 0.0))"),
+    _rule("(= h (hi t))", "(set (hz t) (max h 0.0))"),
+    _rule(f"(= l (lo t)) {_has('nonzero', 't')}", "(set (lz t) l)"),
+    _rule(f"(= h (hi t)) {_has('nonzero', 't')}", "(set (hz t) h)"),
     _rule(_has("nonneg", "t"), "(set (lz t) 0.0)"),
     # functions
     *(_rule(f"(= t ({n})) (un-lower f a)", "(set (lz t) a)") for n in ("Un f x", "Bi f x y")),
@@ -184,32 +228,53 @@ BOUNDS = [
     *(_rule(f'(= t (Bi "max" {xy})) (= a (lz x)) {_has("finite", "t")}', "(set (lz t) a)") for xy in ("x y", "y x")),
     *(_rule(f'(= t (Bi "min" {xy})) (= a (hz x))', "(set (hz t) a)") for xy in ("x y", "y x")),
     # products
-    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lz x))", "(set (lz t) (* v l))"), _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hz x))", "(set (hz t) (* v h))"),
-    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lo x))", "(set (lo t) (* v l))"), _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hi x))", "(set (hi t) (* v h))"),
-    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hz x))", "(set (lz t) (* v h))"), _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hi x))", "(set (lo t) (* v h))"),
+    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lz x))", "(set (lz t) (* v l))"),
+    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hz x))", "(set (hz t) (* v h))"),
+    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lo x))", "(set (lo t) (* v l))"),
+    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hi x))", "(set (hi t) (* v h))"),
+    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hz x))", "(set (lz t) (* v h))"),
+    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hi x))", "(set (lo t) (* v h))"),
     _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= l (lz x)) {_has('noinf', 'x')}", "(set (hz t) (* v l))"),
     _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= l (lo x)) {_has('noinf', 'x')}", "(set (hi t) (* v l))"),
     _rule("(= t (Mul ms)) (= 2 (multiset-length ms)) (= 2 (idxM ms e))", "(set (lz t) 0.0)"),
-    _rule(f"{_TWO} (= l (lz e)) (= h (hz e)) (= a (lz x)) (= b (hz x)) {_has('noinf', 'e')} {_has('noinf', 'x', 'w')}",
-          "(set (lz t) (min (min (* l a) (* l b)) (min (* h a) (* h b)))) (set (hz t) (max (max (* l a) (* l b)) (max (* h a) (* h b))))"),
+    _rule(
+        f"{_TWO} (= l (lz e)) (= h (hz e)) (= a (lz x)) (= b (hz x)) {_has('noinf', 'e')} {_has('noinf', 'x', 'w')}",
+        "(set (lz t) (min (min (* l a) (* l b)) (min (* h a) (* h b)))) (set (hz t) (max (max (* l a) (* l b)) (max "
+        "(* h a) (* h b))))",
+    ),
     # sums
     _rule(f"{_nary('Add')} (= q (lz e)) {_all('lz')}", f"(set (lz t) {_sum('lz')})"),
     _rule(f"{_nary('Add')} (= q (hz e)) {_all('hz')}", f"(set (hz t) {_sum('hz')})"),
     # choices: what is −inf or 0 is masked
     _rule("(= t (Where c x y)) (= a (lz x)) (= b (lz y))", "(set (lz t) (min a b))"),
     _rule("(= t (Where c x y)) (= a (hz x)) (= b (hz y))", "(set (hz t) (max a b))"),
-    *(_rule(f"(= t (Where c {xy})) (= y (Num -inf)) (= a ({f} x))", f"(set ({f} t) a)") for xy in ("x y", "y x") for f in ("lz", "hz", "lo", "hi")),
-    *(_rule(f"(= t (Where c {xy})) (= y (Num 0.0)) (= a ({f} x))", f"(set ({f} t) a)") for xy in ("x y", "y x") for f in ("lo", "hi")),
+    *(
+        _rule(f"(= t (Where c {xy})) (= y (Num -inf)) (= a ({f} x))", f"(set ({f} t) a)")
+        for xy in ("x y", "y x")
+        for f in ("lz", "hz", "lo", "hi")
+    ),
+    *(
+        _rule(f"(= t (Where c {xy})) (= y (Num 0.0)) (= a ({f} x))", f"(set ({f} t) a)")
+        for xy in ("x y", "y x")
+        for f in ("lo", "hi")
+    ),
     # what a condition says of the branch that it guards
     *(_rule(f'(= c (Bi "{f}" a x)) (= l (lz a))', "(set (lz-if c x) l)") for f in ("lt", "le")),
-    _rule("(= l (lz-if c x)) (= n (idxA ms x)) (= t (Add ms)) (= 2 (multiset-length ms)) (= k (lz (multiset-pick (multiset-remove ms x))))",
-          "(set (lz-if c t) (+ l k))"),
+    _rule(
+        "(= l (lz-if c x)) (= n (idxA ms x)) (= t (Add ms)) (= 2 (multiset-length ms)) (= k (lz (multiset-pick "
+        "(multiset-remove ms x))))",
+        "(set (lz-if c t) (+ l k))",
+    ),
     _rule("(= t (Where c x y)) (= a (lz-if c x)) (= b (lz y))", "(set (lz t) (min a b))"),
     # reads
     *(_rule(f"(= t (View m x)) (= a ({f} x))", f"(set ({f} t) a)") for f in ("lo", "hi")),
     *(_rule(f"(= t (Gather k x i)) (= a ({f} x))", f"(set ({f} t) a)") for f in ("lo", "hi", "lz", "hz")),
     # reductions: a maximum is one of its elements
-    *(_rule(f'(= t (Red "{op}" k x)) (= a ({f} x))', f"(set ({f} t) a)") for op in ("max", "min") for f in ("lo", "hi", "lz", "hz")),
+    *(
+        _rule(f'(= t (Red "{op}" k x)) (= a ({f} x))', f"(set ({f} t) a)")
+        for op in ("max", "min")
+        for f in ("lo", "hi", "lz", "hz")
+    ),
     _rule('(= t (Red "+" k x)) (= a (lz x)) (>= a 0.0)', "(set (lz t) a)"),
     _rule('(= t (Red "+" k x)) (= a (hz x)) (<= a 0.0)', "(set (hz t) a)"),
     _rule('(= t (Red "+" k x)) (= a (lz x)) (< a 0.0) (= n (extent k))', "(set (lz t) (* a n))"),
@@ -219,16 +284,27 @@ BOUNDS = [
     _rule('(= y (Red "max" k x))', "(set (below x y) ())"),
     *(_rule(f'(= y (Bi "max" {xz}))', "(set (below x y) ())") for xz in ("x z", "z x")),
     _rule("(= u (below x y)) (= w (below y z))", "(set (below x z) ())"),
-    _rule("(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms m)) (= m (Mul (multiset-of (Num -1.0) y))) (= u (below x y)) (= k (idxA ms x))",
-          "(set (hz t) 0.0)"),
+    _rule(
+        "(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms m)) (= m (Mul (multiset-of (Num -1.0) y))) (= u "
+        "(below x y)) (= k (idxA ms x))",
+        "(set (hz t) 0.0)",
+    ),
     # M − (M, or 0 where M = −inf) is 0 or −inf
-    _rule("(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= p (Where c z x)) (= z (Num 0.0)) (= k (idxA ms m)) "
-          "(= m (Mul (multiset-of (Num -1.0) p))) (unless-finite c x)", "(set (hz t) 0.0)"),
-    _rule('(= c (Bi "eq" x i)) (= i (Num -inf))', "(unless-finite c x)"), _rule('(= c (Un "isinf" x))' + _has("masked", "x"), "(unless-finite c x)"),
+    _rule(
+        "(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= p (Where c z x)) (= z (Num 0.0)) (= k (idxA ms m)) "
+        "(= m (Mul (multiset-of (Num -1.0) p))) (unless-finite c x)",
+        "(set (hz t) 0.0)",
+    ),
+    _rule('(= c (Bi "eq" x i)) (= i (Num -inf))', "(unless-finite c x)"),
+    _rule('(= c (Un "isinf" x))' + _has("masked", "x"), "(unless-finite c x)"),
     _rule('(= c (Un "not" f)) (= f (Un "isfinite" x))' + _has("masked", "x"), "(unless-finite c x)"),
     # Σ exp(x − max x) has a term 1
-    _rule('(= t (Red "+" k e)) (= e (Un "exp" y)) (= y (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= r (Red "max" k x)) '
-          "(= m (idxA ms z)) (= z (Mul (multiset-of (Num -1.0) r)))", "(set (lz t) 1.0)"),
+    _rule(
+        '(= t (Red "+" k e)) (= e (Un "exp" y)) (= y (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= r (Red '
+        '"max" k x)) '
+        "(= m (idxA ms z)) (= z (Mul (multiset-of (Num -1.0) r)))",
+        "(set (lz t) 1.0)",
+    ),
 ]
 
 # ‖x / √(c·Σx² + ε)‖² ≤ 1/c, scaled and rotated; then Cauchy–Schwarz
@@ -236,32 +312,53 @@ _SQUARES = '(= q (Red "+" d s)) (= s (Mul (multiset-of x x)))'
 NORMS = [
     _rule('(= q (Red "+" d s)) (= s (Mul ss)) (= 2 (multiset-length ss)) (= 2 (idxM ss x))', "(sumsq d x q 1.0)"),
     _rule(f"(sumsq d x q a) {_TWO.replace('= x', '= q')} (= e (Num v)) (> v 0.0) (< v inf)", "(sumsq d x t (* a v))"),
-    _rule("(sumsq d x q a) (= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms q)) (= l (lz (multiset-pick (multiset-remove ms q)))) (>= l 0.0)",
-          "(sumsq d x t a)"),
+    _rule(
+        "(sumsq d x q a) (= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms q)) (= l (lz (multiset-pick "
+        "(multiset-remove ms q)))) (>= l 0.0)",
+        "(sumsq d x t a)",
+    ),
     _rule('(sumsq d x q a) (= t (Un "rsqrt" q))', "(inverse-norm d x t a)"),
     _rule('(sumsq d x q a) (= s (Un "sqrt" q)) (= t (Un "recip" s))', "(inverse-norm d x t a)"),
     _rule(f"(inverse-norm d x e a) {_TWO}", "(set (normsq d t) (/ 1.0 a))"),
-    _rule(f"{_TWO} (= l (lz e)) (= h (hz e)) (= n2 (normsq d x)) {_has('noinf', 'e')}", "(set (normsq d t) (* (max (* l l) (* h h)) n2))"),
+    _rule(
+        f"{_TWO} (= l (lz e)) (= h (hz e)) (= n2 (normsq d x)) {_has('noinf', 'e')}",
+        "(set (normsq d t) (* (max (* l l) (* h h)) n2))",
+    ),
     _rule("(= t (Where c x y)) (= a (normsq d x)) (= b (normsq d y))", "(set (normsq d t) (+ a b))"),
-    _rule("(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= y (multiset-pick (multiset-remove ms x))) (= a (normsq d x)) (= b (normsq d y))",
-          "(set (normsq d t) (* 2.0 (+ a b)))"),
+    _rule(
+        "(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= y (multiset-pick (multiset-remove ms x))) (= "
+        "a (normsq d x)) (= b (normsq d y))",
+        "(set (normsq d t) (* 2.0 (+ a b)))",
+    ),
     _rule("(= t (View m x)) (shifted m d f) (= a (normsq d x))", "(set (normsq f t) a)"),
-    _rule(f'(= r (Red "+" d t)) {_TWO} (= a (normsq d e)) (= b (normsq d x))',
-          f"(set (hz r) (* {_UP} (^ (* a b) 0.5))) (set (lz r) (- 0.0 (* {_UP} (^ (* a b) 0.5))))"),
+    _rule(
+        f'(= r (Red "+" d t)) {_TWO} (= a (normsq d e)) (= b (normsq d x))',
+        f"(set (hz r) (* {_UP} (^ (* a b) 0.5))) (set (lz r) (- 0.0 (* {_UP} (^ (* a b) 0.5))))",
+    ),
 ]
 
 MASKS = [
     # "holed": −inf where a mask is.  Only there is more to say than "finite".
-    _rule("(= t (Where c x y)) (= y (Num -inf))", _gives("holed")), _rule("(= t (Where c y x)) (= y (Num -inf))", _gives("holed")),
+    _rule("(= t (Where c x y)) (= y (Num -inf))", _gives("holed")),
+    _rule("(= t (Where c y x)) (= y (Num -inf))", _gives("holed")),
     *(_rule(f"{_nary(n)} {_has('holed', 'e')}", _gives("holed")) for n in ("Add", "Mul")),
     _rule(f'(= t (Red "max" k x)) {_has("masked", "x")} {_has("holed", "x", "w")}', _gives("holed"), "(set (tame t t) ())"),
-    *(_rule(f"{_nary(n)} (= u (tame m e)) {more} (= r (unstable-multiset-filter-not (unstable-fn \"tame\" m) ms)) "
-            '(= 0 (multiset-length (unstable-multiset-filter-not (unstable-fn "has" "finite") r)))', "(set (tame m t) ())")
-      for n in ("Add", "Mul") for more in ("", f"(= c2 (idx{n[0]} ms f)) {_has('finite', 'f', 'w')}")),     # whichever fact comes last
+    *(
+        _rule(
+            f'{_nary(n)} (= u (tame m e)) {more} (= r (unstable-multiset-filter-not (unstable-fn "tame" m) ms)) '
+            '(= 0 (multiset-length (unstable-multiset-filter-not (unstable-fn "has" "finite") r)))',
+            "(set (tame m t) ())",
+        )
+        for n in ("Add", "Mul")
+        for more in ("", f"(= c2 (idx{n[0]} ms f)) {_has('finite', 'f', 'w')}")
+    ),  # whichever fact comes last
     _rule('(= t (Un "exp" x)) (= u (tame m x))', "(set (regular m t) ())"),
     _rule('(= u (tame m m)) (= m (Red "max" k a)) (= e (Un "exp" a)) (= t (Red "+" k e))', "(set (vanish m t) ())"),
-    _rule('(= u (tame m m)) (= m (Red "max" k a)) (= e (Un "exp" a)) (= n (idxM ms e)) (= p (Mul ms)) (= t (Red "+" k p)) '
-          + _has("noinf", "p", "w"), "(set (vanish m t) ())"),
+    _rule(
+        '(= u (tame m m)) (= m (Red "max" k a)) (= e (Un "exp" a)) (= n (idxM ms e)) (= p (Mul ms)) (= t (Red "+" k p)) '
+        + _has("noinf", "p", "w"),
+        "(set (vanish m t) ())",
+    ),
 ]
 
 ALL = [*INDEX, *AXES, *FACTS, *BOUNDS, *NORMS, *MASKS]

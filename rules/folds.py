@@ -4,10 +4,11 @@ For Σₖ body, where body needs a reduction over k (its pivot), the body is wri
 reduction over k, the R are pivots.  `repair.derive` gives the merge; the sum becomes a component of a fold, moved from the pivots
 that the fold keeps (r) to the values that the body has (R): Σⱼ coef₀ⱼ(r, R)·foldⱼ.  Where both are the same that is just fold₀.
 
-A pivot may be a maximum or minimum, a mean (a sum with a count, possibly weighted), or a function of other components.  It may also be
-another value than the body's own: any value serves if it is carried consistently, so where the body has P = f(max, …) the
-fold keeps the maximum.
+A pivot may be a maximum or minimum, a mean (a sum with a count, possibly weighted), or a function of other components.  It
+may also be another value than the body's own: any value serves if it is carried consistently, so where the body has P =
+f(max, …) the fold keeps the maximum.
 """
+
 from __future__ import annotations
 
 import math
@@ -35,15 +36,16 @@ from ..terms import (
 )
 from . import repair
 
-_ATOM, _PIVOT, _FUNCTION, _OPAQUE, _LATER = 1.0, 1.5, 2.0, 3.0, 1000.0       # cost of leaves of a skeleton: the cheapest is taken
+_ATOM, _PIVOT, _FUNCTION, _OPAQUE, _LATER = 1.0, 1.5, 2.0, 3.0, 1000.0  # cost of leaves of a skeleton: the cheapest is taken
 _DEPTH = 10
 _VARIANTS = 3
 
 
 @dataclass(frozen=True)
 class Pivot:
-    """What a fold keeps as pivot.  kind: "max", "min" or "mean"; body: class that it reduces; weight: class that a mean counts (None:
-    elements); scale: the class's value is scale·pivot."""
+    """What a fold keeps as pivot.  kind: "max", "min" or "mean"; body: class that it reduces; weight: class that a mean
+    counts (None: elements); scale: the class's value is scale·pivot."""
+
     kind: str
     body: int
     weight: int | None = None
@@ -54,6 +56,7 @@ class Pivot:
 class Found:
     """A union to make: class = value, a term with folds.  vanishing: (pivot class, fold term) pairs for the fact "vanish".
     alike: the fold that equals the class but where a pivot is masked (there the fold is 0, and the class NaN)."""
+
     cls: int
     value: Term
     folds: list[Term]
@@ -100,7 +103,9 @@ class Finder:
         while changed:
             changed = False
             for c in self.cone:
-                if c not in clean and any(n.op == "view" or (not _reduces(n, self.k) and all(map(ok, n.args))) for n in self.g.nodes[c]):
+                if c not in clean and any(
+                    n.op == "view" or (not _reduces(n, self.k) and all(map(ok, n.args))) for n in self.g.nodes[c]
+                ):
                     clean.add(c)
                     changed = True
         return clean
@@ -112,7 +117,7 @@ class Finder:
         return depends(self.g.free.get(c, frozenset()), self.k)
 
     def number(self, c: int) -> float | None:
-        return next((float(n.attr) for n in self.g.nodes[c] if n.op == "num"), None)           # type: ignore[arg-type]
+        return next((float(n.attr) for n in self.g.nodes[c] if n.op == "num"), None)  # type: ignore[arg-type]
 
     def _pivots(self) -> dict[int, Pivot]:
         """Classes of the cone that are a maximum, minimum or mean over k of something clean."""
@@ -122,11 +127,11 @@ class Finder:
             if self.varies(c) or self.is_clean(c):
                 continue
             for n in self.g.nodes[c]:
-                if n.op == "red" and n.attr[1] == self.k and self.is_clean(n.args[0]):          # type: ignore[index]
-                    if n.attr[0] in ("max", "min"):                                             # type: ignore[index]
-                        out[c] = Pivot(n.attr[0], n.args[0])                                    # type: ignore[index]
+                if n.op == "red" and n.attr[1] == self.k and self.is_clean(n.args[0]):  # type: ignore[index]
+                    if n.attr[0] in ("max", "min"):  # type: ignore[index]
+                        out[c] = Pivot(n.attr[0], n.args[0])  # type: ignore[index]
                         break
-                    if n.attr[0] == "+":                                                        # type: ignore[index]
+                    if n.attr[0] == "+":  # type: ignore[index]
                         out.setdefault(c, Pivot("mean", n.args[0], None, n_k))
                 elif n.op == "mul" and len(n.args) == 2 and (w := self._weighted(n)):
                     out.setdefault(c, w)
@@ -152,8 +157,11 @@ class Finder:
         return None
 
     # ---- skeletons
-    def costs(self, allowed: Iterable[int], leaves: Mapping[int, float], later: bool) -> tuple[dict[int, tuple[float, Node | None]], ...]:
-        """Cheapest skeleton of each class of the cone: (cost, node, or None for a leaf), anywhere and as the body of a sum.  In a body no
+    def costs(
+        self, allowed: Iterable[int], leaves: Mapping[int, float], later: bool
+    ) -> tuple[dict[int, tuple[float, Node | None]], ...]:
+        """Cheapest skeleton of each class of the cone: (cost, node, or None for a leaf), anywhere and as the body of
+        a sum.  In a body no
         factor may be free of k: it has been moved out elsewhere."""
         allowed = set(allowed)
         best: dict[int, tuple[float, Node | None]] = {}
@@ -201,7 +209,9 @@ class Finder:
                     changed |= offer(body, c, v if n.op != "mul" else 1 + sum(map(body_cost, n.args)), n)
         return best, body
 
-    def skeleton(self, c: int, tables: tuple[dict[int, tuple[float, Node | None]], ...], names: dict[int, Term], top: bool = True) -> Term | None:
+    def skeleton(
+        self, c: int, tables: tuple[dict[int, tuple[float, Node | None]], ...], names: dict[int, Term], top: bool = True
+    ) -> Term | None:
         """The term of class c over var("c…") and over names (pivots); fills `names` with atoms."""
         best, body = tables
         if c in names:
@@ -210,14 +220,14 @@ class Finder:
             v = self.number(c)
             if v is not None:
                 return num(v)
-            names[c] = var(f"c{sum(t.op == 'var' and t.attr[0] == 'c' for t in names.values())}")    # type: ignore[index]
+            names[c] = var(f"c{sum(t.op == 'var' and t.attr[0] == 'c' for t in names.values())}")  # type: ignore[index]
             return names[c]
         table = body if top else best
         if c not in table:
             return None
         n = table[c][1]
         if n is None:
-            names[c] = var(f"c{sum(t.op == 'var' and t.attr[0] == 'c' for t in names.values())}")    # type: ignore[index]
+            names[c] = var(f"c{sum(t.op == 'var' and t.attr[0] == 'c' for t in names.values())}")  # type: ignore[index]
             return names[c]
         args = []
         for a in n.args:
@@ -229,14 +239,15 @@ class Finder:
 
     # ---- functions of folds
     def closed(self, bodies: tuple[int, ...]) -> dict[int, Term]:
-        """Classes free of k that are expressions over components of folds at these pivots, as terms over var("F…") (see `folds`)."""
+        """Classes free of k that are expressions over components of folds at these pivots, as terms over var("F…")
+        (see `folds`)."""
         self.folds: list[Node] = []
         cost: dict[int, tuple[float, Term]] = {}
         for c in self.cone:
             for n in self.g.nodes[c]:
-                if n.op == "fold" and n.attr[2] == self.k:                                      # type: ignore[index]
-                    h, j, _ = n.attr                                                            # type: ignore[misc]
-                    if j >= len(h.pivots) and n.args[:len(h.pivots)] == bodies and all(isinstance(p, str) for p in h.pivots):
+                if n.op == "fold" and n.attr[2] == self.k:  # type: ignore[index]
+                    h, j, _ = n.attr  # type: ignore[misc]
+                    if j >= len(h.pivots) and n.args[: len(h.pivots)] == bodies and all(isinstance(p, str) for p in h.pivots):
                         cost[c] = (1.0, var(f"F{len(self.folds)}"))
                         self.folds.append(n)
                         break
@@ -251,24 +262,34 @@ class Finder:
                         continue
                     parts = [(0.5, num(v)) if (v := self.number(a)) is not None else cost.get(a) for a in n.args]
                     if all(parts):
-                        v = 1 + sum(p[0] for p in parts)                                        # type: ignore[index]
+                        v = 1 + sum(p[0] for p in parts)  # type: ignore[index]
                         if v < (cost[c][0] if c in cost else math.inf):
-                            cost[c] = (v, make(n.op, n.attr, [p[1] for p in parts]))            # type: ignore[index]
+                            cost[c] = (v, make(n.op, n.attr, [p[1] for p in parts]))  # type: ignore[index]
                             changed = True
         return {c: t for c, (v, t) in cost.items()}
 
     # ---- search
     def search(self, level: str, done: set[tuple]) -> Iterator[Found]:
         """Folds for the sums over k that have none.  `done`: what has been tried before, accepted or not."""
-        sums = [(c, n.args[0]) for c, n in self.sums if not self.is_clean(n.args[0]) and not any(_folds(m, self.k) for m in self.g.nodes[c])]
+        sums = [
+            (c, n.args[0])
+            for c, n in self.sums
+            if not self.is_clean(n.args[0]) and not any(_folds(m, self.k) for m in self.g.nodes[c])
+        ]
         if not sums:
             return
         extremes = [(p,) for p, v in self.pivots.items() if v.kind != "mean"]
         means = [(p,) for p, v in self.pivots.items() if v.kind == "mean"]
         every = [tuple(self.pivots)] if len(self.pivots) > 1 else []
         count: dict[int, int] = {}
-        for pset in {"extreme": extremes, "function": extremes or [()], "mean": means, "several": every, "other": extremes + means,
-                     "later": extremes + means}[level]:
+        for pset in {
+            "extreme": extremes,
+            "function": extremes or [()],
+            "mean": means,
+            "several": every,
+            "other": extremes + means,
+            "later": extremes + means,
+        }[level]:
             functions = self.closed(tuple(self.pivots[p].body for p in pset)) if level == "function" else {}
             opaque = {c: pset[0] for c in self.cone if self._over(c, pset[0])} if level == "other" else {}
             leaves = {c: _FUNCTION for c in functions if c not in pset} | dict.fromkeys(opaque, _OPAQUE)
@@ -295,21 +316,29 @@ class Finder:
             todo += [a for n in self.g.nodes[d] if n.op in ("add", "mul", "un", "bi", "where") for a in n.args]
         return False
 
-    def _try(self, c: int, body: int, pset: tuple[int, ...], functions: Mapping[int, Term], opaque: Mapping[int, int],
-             tables: tuple[dict[int, tuple[float, Node | None]], ...], done: set[tuple]) -> Found | None:
+    def _try(
+        self,
+        c: int,
+        body: int,
+        pset: tuple[int, ...],
+        functions: Mapping[int, Term],
+        opaque: Mapping[int, int],
+        tables: tuple[dict[int, tuple[float, Node | None]], ...],
+        done: set[tuple],
+    ) -> Found | None:
         names: dict[int, Term] = {}
         leaves = [*pset, *(f for f in functions if f not in pset), *opaque]
-        for i, p in enumerate(leaves):                      # numbered again below, by those that occur
+        for i, p in enumerate(leaves):  # numbered again below, by those that occur
             v = self.pivots.get(p)
             names[p] = var(f"R{i}") if v is None or v.scale == 1.0 else mul(v.scale, var(f"R{i}"))
         g = self.skeleton(body, tables, names)
         if g is None or body not in tables[1] or tables[1][body][1] is None:
             return None
         used = [i for i in range(len(leaves)) if f"R{i}" in set(variables(g))]
-        if not used or functions and not set(range(len(pset))) <= set(used):                    # functions read folds at all of pset
+        if not used or (functions and not set(range(len(pset))) <= set(used)):  # functions read folds at all of pset
             return None
         g = _rounded(repair.simplified(substitute(g, {var(f"R{i}"): var(f"R{n}") for n, i in enumerate(used)})))
-        atoms = [(t, a) for a, t in names.items() if t.op == "var" and t.attr[0] == "c"]        # type: ignore[index]
+        atoms = [(t, a) for a, t in names.items() if t.op == "var" and t.attr[0] == "c"]  # type: ignore[index]
         classes = [leaves[i] for i in used]
         key = (self.g.term(c), g, self.k, tuple(self.g.term(a) for _, a in atoms), tuple(self.g.term(p) for p in classes))
         if key in done:
@@ -318,13 +347,20 @@ class Finder:
         return self._join(c, g, atoms, classes, functions, opaque)
 
     # ---- instances
-    def _join(self, c: int, g: Term, atoms: list[tuple[Term, int]], classes: list[int], functions: Mapping[int, Term],
-              opaque: Mapping[int, int]) -> Found | None:
+    def _join(
+        self,
+        c: int,
+        g: Term,
+        atoms: list[tuple[Term, int]],
+        classes: list[int],
+        functions: Mapping[int, Term],
+        opaque: Mapping[int, int],
+    ) -> Found | None:
         d = repair.derive(g, len(classes))
         needs = repair.obligations(d) if d else None
         if d is None or needs is None:
             return None
-        plain = [self.pivots.get(opaque.get(p, p)) for p in classes]                            # None: a function of components
+        plain = [self.pivots.get(opaque.get(p, p)) for p in classes]  # None: a function of components
         for what, p in needs:
             if not self._satisfied(what, plain[p]):
                 return None
@@ -345,9 +381,9 @@ class Finder:
         for j, e in build.coef(0):
             m = {}
             for p in range(len(classes)):
-                scale = num(1.0 / plain[p].scale) if plain[p] is not None else num(1.0)          # type: ignore[union-attr]
+                scale = num(1.0 / plain[p].scale) if plain[p] is not None else num(1.0)  # type: ignore[union-attr]
                 r, big = mul(scale, old[p]), mul(scale, new[p])
-                if classes[p] not in opaque and p not in masked:                                # r = R, finite: the difference is 0
+                if classes[p] not in opaque and p not in masked:  # r = R, finite: the difference is 0
                     r = big
                 m[var(f"r{p}")], m[var(f"R{p}")] = r, big
             coef = self._moved(e, m, {p for p in range(len(classes)) if classes[p] not in opaque and p not in masked})
@@ -367,7 +403,7 @@ class Finder:
         hole = {var(f"{x}{p}"): var(f"s{p}") for p in same for x in "rR"}
         e = repair.simplified(substitute(e, hole))
         values = {var(f"s{p}"): m[var(f"R{p}")] for p in same}
-        return substitute(e, values | m)                    # unsimplified: M − M is NaN where M = −∞, as it must be
+        return substitute(e, values | m)  # unsimplified: M − M is NaN where M = −∞, as it must be
 
     def _satisfied(self, what: str, pivot: Pivot | None) -> bool:
         """Does every value that a part may take for the pivot satisfy a domain condition?"""
@@ -376,8 +412,11 @@ class Finder:
         b = pivot.body
         lo, hi = self.g.interval(b)
         positive = lo >= 0 and self.g.has(b, "nonzero")
-        return {"positive": positive, "nonnegative": lo >= 0,
-                "nonzero": positive or ((hi <= 0 or pivot.kind != "mean") and self.g.has(b, "nonzero"))}[what] and self.g.has(b, "finite")
+        return {
+            "positive": positive,
+            "nonnegative": lo >= 0,
+            "nonzero": positive or ((hi <= 0 or pivot.kind != "mean") and self.g.has(b, "nonzero")),
+        }[what] and self.g.has(b, "finite")
 
 
 class _Builder:
@@ -385,7 +424,7 @@ class _Builder:
 
     def __init__(self, finder: Finder, d: repair.Derived, plain: list[Pivot | None]):
         self.finder, self.d, self.plain = finder, d, plain
-        self.pre: dict[tuple, int] = {}                     # (monoid, component, single's class) → index
+        self.pre: dict[tuple, int] = {}  # (monoid, component, single's class) → index
         self.rows: list[tuple[tuple[int, Term], ...]] = []
         self.single: list[Term | None] = []
         self.kinds: list[str | tuple | None] = [p.kind if p is not None and p.kind != "mean" else None for p in plain]
@@ -395,7 +434,7 @@ class _Builder:
         g, m = self.finder.g, {}
         for v in dict.fromkeys(variables(e)):
             n = folds[int(v[1:])]
-            h, comp, _ = n.attr                                                                 # type: ignore[misc]
+            h, comp, _ = n.attr  # type: ignore[misc]
             np = len(h.pivots)
             for i in range(len(h.coef)):
                 if (h, i, n.args[np + i]) not in self.pre:
@@ -405,7 +444,7 @@ class _Builder:
             for i, row in enumerate(h.coef):
                 self.rows[self.pre[h, i, n.args[np + i]]] = tuple((self.pre[h, j, n.args[np + j]], c) for j, c in row)
             m[var(v)] = var(f"y{self.pre[h, comp - np, n.args[comp]]}")
-            for t in postorder([e]):                        # what is divided by must be positive on every part
+            for t in postorder([e]):  # what is divided by must be positive on every part
                 if t.op == "un" and t.attr in repair.PARTIAL and var(v) in t.args:
                     s = n.args[comp]
                     if not (g.interval(s)[0] >= 0 and g.has(s, "nonzero") and all(j == comp - np for j, _ in h.coef[comp - np])):
@@ -425,10 +464,13 @@ class _Builder:
         values: list[Term] = []
         at_one = {var(f"y{j}"): t for j, t in enumerate(self.single) if t is not None}
         for p, kind in zip(self.plain, self.kinds):
-            values.append(g.term(p.body) if p is not None else repair.simplified(substitute(kind[1], at_one)))   # type: ignore[index]
+            values.append(g.term(p.body) if p is not None else repair.simplified(substitute(kind[1], at_one)))  # type: ignore[index]
         m = at | {var(f"r{p}"): t for p, t in enumerate(values)}
         rows = [*self.rows, *(tuple(self.coef(i)) for i in range(len(self.d.basis)))]
-        singles: list[Term] = [*(t for t in self.single if t is not None), *(_flat(repair.simplified(substitute(b, m))) for b in self.d.basis)]
+        singles: list[Term] = [
+            *(t for t in self.single if t is not None),
+            *(_flat(repair.simplified(substitute(b, m))) for b in self.d.basis),
+        ]
         for p, v in enumerate(self.plain):
             if v is not None and v.kind == "mean":
                 w = num(1.0) if v.weight is None else g.term(v.weight)
@@ -442,8 +484,8 @@ class _Builder:
         return Monoid(tuple(k for k in self.kinds if k is not None), tuple(rows)), values + singles
 
     def vanishes(self, masked: set[int]) -> bool:
-        """Does every coefficient that mentions a pivot go to 0 where a masked pivot goes to its identity, so that what is masked counts 0?
-        Then dropping it from a merge is right."""
+        """Does every coefficient that mentions a pivot go to 0 where a masked pivot goes to its identity, so that what
+        is masked counts 0?  Then dropping it from a merge is right."""
         from ..reference import evaluate_scalar
 
         functions = {f"r{p}" for p, v in enumerate(self.plain) if v is None}
@@ -455,7 +497,7 @@ class _Builder:
                 for _, e in row:
                     vs = set(variables(e))
                     if f"r{p}" not in vs:
-                        if vs & functions:                  # a function of nothing but masked elements is NaN
+                        if vs & functions:  # a function of nothing but masked elements is NaN
                             return False
                         continue
                     values = {x: REDUCTIONS[v.kind] if x == f"r{p}" else 0.7 if x[0] == "R" else -0.3 for x in vs}
@@ -465,17 +507,17 @@ class _Builder:
 
 
 def _folds(n: Node, k: str) -> bool:
-    return n.op == "fold" and n.attr[2] == k                                   # type: ignore[index]
+    return n.op == "fold" and n.attr[2] == k  # type: ignore[index]
 
 
 def _reduces(n: Node, k: str) -> bool:
-    return n.op in ("red", "fold") and base(n.attr[-1]) == k                    # type: ignore[index]
+    return n.op in ("red", "fold") and base(n.attr[-1]) == k  # type: ignore[index]
 
 
 def _rounded(t: Term) -> Term:
     """±1 for a constant within rounding of it: n·(1/n) is 1."""
     if t.op in ("add", "mul"):
-        args = [num(float(round(a.attr))) if a.op == "num" and 0 < abs(abs(a.attr) - 1.0) < 1e-12 else a for a in t.args]   # type: ignore[arg-type]
+        args = [num(float(round(a.attr))) if a.op == "num" and 0 < abs(abs(a.attr) - 1.0) < 1e-12 else a for a in t.args]  # type: ignore[arg-type]
         return nary(t.op, args) if any(a is not b for a, b in zip(args, t.args)) else t
     return t
 
@@ -490,7 +532,7 @@ def reductions_below(g: Graph) -> tuple[dict[int, int], dict[str, int]]:
     own = dict.fromkeys(g.nodes, 0)
     for c, n in g.items():
         if n.op in ("red", "fold"):
-            own[c] |= bits.setdefault(base(n.attr[-1]), 1 << len(bits))                         # type: ignore[index]
+            own[c] |= bits.setdefault(base(n.attr[-1]), 1 << len(bits))  # type: ignore[index]
     out, changed = own, True
     while changed:
         changed = False
@@ -505,13 +547,15 @@ def reductions_below(g: Graph) -> tuple[dict[int, int], dict[str, int]]:
     return out, bits
 
 
-# What may be a pivot, in the order in which it is tried: a maximum or minimum; besides, functions of components of folds at the same
-# pivot; a mean; several of these; any value that is computed from a pivot; and with atoms that an earlier pass must supply.
+# What may be a pivot, in the order in which it is tried: a maximum or minimum; besides, functions of components of folds at
+# the same pivot; a mean; several of these; any value that is computed from a pivot; and with atoms that an earlier pass
+# must supply.
 LEVELS = ("extreme", "function", "mean", "several", "other", "later")
 
 
 def find(g: Graph, done: set[tuple]) -> list[Found]:
-    """The folds of the first level that has new ones; `done` remembers what was tried.  Found ones may feed others: look again."""
+    """The folds of the first level that has new ones; `done` remembers what was tried.  Found ones may feed others:
+    look again."""
     below, bits = reductions_below(g)
     finders = [Finder(g, k, below, bits[k]) for k in axes_of_sums(g)]
     for level in LEVELS:

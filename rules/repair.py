@@ -4,14 +4,15 @@ Given g(c…, R…) over scalars, find a basis b₀ = g, b₁, … closed under 
 
     Σₖ bᵢ(cₖ, R) = Σⱼ coefᵢⱼ(r, R) · Σₖ bⱼ(cₖ, r)      for all r and R.
 
-It is found by a second, small saturation with the rules of the main one.  There the cᵢ and r depend on k, the R do not; a sum that
-is shifted by a pivot, c − R, is written (c − r) + D, where D = r − R does not depend on k either.  Hoisting out of Σₖ then does all
-the work: what it leaves inside Σₖ, free of R, is a basis.  Each new element is expanded in its turn until nothing new appears.
-A pivot that only scales (c/R) needs no change: hoisting takes it out.
+It is found by a second, small saturation with the rules of the main one.  There the cᵢ and r depend on k, the R do not; a
+sum that is shifted by a pivot, c − R, is written (c − r) + D, where D = r − R does not depend on k either.  Hoisting out of
+Σₖ then does all the work: what it leaves inside Σₖ, free of R, is a basis.  Each new element is expanded in its turn until
+nothing new appears. A pivot that only scales (c/R) needs no change: hoisting takes it out.
 
-A basis must be centred: an atom that g shifts by a pivot occurs in it only so shifted, never alone.  Otherwise Σ(c−R)² would close
-over Σc² and Σc, which cancel.
+A basis must be centred: an atom that g shifts by a pivot occurs in it only so shifted, never alone.  Otherwise Σ(c−R)²
+would close over Σc² and Σc, which cancel.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -26,21 +27,38 @@ from ..terms import Term, add, is_num, make, mul, nary, num, postorder, red, rew
 from . import analyses, declared
 from .rule import Rule
 
-STAGES = (3, 1, 1, 2)                                       # iterations before each attempt: the first that succeeds is the smallest
+STAGES = (3, 1, 1, 2)  # iterations before each attempt: the first that succeeds is the smallest
 LIMITS = Limits(nodes=1500, seconds=0.5)
-MOST = 5                                                    # components
-_USED = ("flatten-product", "exp-of-parted-sum", "sum-factor-out", "reciprocal-of-product", "distribute", "sum-of-sum", "sum-of-constant",
-         "single-product", "single-sum", "unit-factor", "zero-term", "constant-factors", "constant-terms", "constant-reciprocal",
-         "exp-of-zero", "cancel-factor", "cancel-term")
+MOST = 5  # components
+_USED = (
+    "flatten-product",
+    "exp-of-parted-sum",
+    "sum-factor-out",
+    "reciprocal-of-product",
+    "distribute",
+    "sum-of-sum",
+    "sum-of-constant",
+    "single-product",
+    "single-sum",
+    "unit-factor",
+    "zero-term",
+    "constant-factors",
+    "constant-terms",
+    "constant-reciprocal",
+    "exp-of-zero",
+    "cancel-factor",
+    "cancel-term",
+)
 _FLOW = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"
 _SCHEDULE = f"(seq {_FLOW} (run algebra) {_FLOW} (run expand))"
 
-Row = tuple[tuple[int, Term], ...]                          # (j, coefficient over r…, R…)
+Row = tuple[tuple[int, Term], ...]  # (j, coefficient over r…, R…)
 
 
 @dataclass(frozen=True)
 class Derived:
     """basis[i]: term over c…, r…; coef[i]: (j, coefficient over r…, R…) for each j that it takes something from."""
+
     basis: tuple[Term, ...]
     coef: tuple[Row, ...]
 
@@ -57,16 +75,29 @@ def _rules() -> tuple[Rule, ...]:
 
 def _declarations() -> list[str]:
     """The reals, with nothing infinite: every term has every fact that a rule may ask for, except that a sum may be 0."""
-    real = [f"(rule ((= t {p})) ({a}) :ruleset an)"
-            for p, a in itertools.product(("(Un f x)", "(Add ms)", "(Mul ms)", "(Red op k x)", "(Num v)", "(Input v)"),
-                                          ('(set (has "finite" t) ()) (set (has "noinf" t) ())',))]
+    real = [
+        f"(rule ((= t {p})) ({a}) :ruleset an)"
+        for p, a in itertools.product(
+            ("(Un f x)", "(Add ms)", "(Mul ms)", "(Red op k x)", "(Num v)", "(Input v)"),
+            ('(set (has "finite" t) ()) (set (has "noinf" t) ())',),
+        )
+    ]
     nonzero = ['(rule ((= t (Un "exp" x))) ((set (has "nonzero" t) ())) :ruleset an)']
-    return ["(ruleset ix) (ruleset norm) (ruleset an) (ruleset algebra) (ruleset expand)", "(rule () ((nth 0) (nth 1)) :ruleset an)",
-            *analyses.INDEX, *analyses.AXES, *real, *nonzero, *declared.LATER[:6], *(r.egglog for r in _rules())]
+    return [
+        "(ruleset ix) (ruleset norm) (ruleset an) (ruleset algebra) (ruleset expand)",
+        "(rule () ((nth 0) (nth 1)) :ruleset an)",
+        *analyses.INDEX,
+        *analyses.AXES,
+        *real,
+        *nonzero,
+        *declared.LATER[:6],
+        *(r.egglog for r in _rules()),
+    ]
 
 
 def derive(g: Term, pivots: int) -> Derived | None:
-    """The joint merge of g, a term over c0…, R0… R(pivots-1), or None if there is none.  Remembered by structure, rejections too."""
+    """The joint merge of g, a term over c0…, R0… R(pivots-1), or None if there is none.  Remembered by structure,
+    rejections too."""
     key = (g, pivots)
     if key not in _DERIVED:
         _DERIVED[key] = None if _hopeless(g) else _derive(g, pivots)
@@ -118,7 +149,7 @@ def _shift(g: Term) -> tuple[Term, dict[Term, Term]]:
         if not pivots or not inside:
             return None
         for a in pivots:
-            scale = math.prod(x.attr for x in a.args if x.op == "num") if a.op == "mul" else 1.0    # type: ignore[misc]
+            scale = math.prod(x.attr for x in a.args if x.op == "num") if a.op == "mul" else 1.0  # type: ignore[misc]
             p = nary("mul", [x for x in a.args if x.op != "num"]) if a.op == "mul" else a
             d = next((d for d, e in moved.items() if e is sub(at_old(p), p)), None)
             if d is None:
@@ -179,6 +210,7 @@ def relax(graph: Graph, cost: Cost) -> dict[int, tuple[float, Node]]:
 
 def _solve(graph: Graph, g: Term, basis: list[Term], moved: dict[Term, Term]) -> Row | None:
     """Write G = Σ g over Y… (known sums) and new sums of pure bodies, with as few new ones as possible."""
+
     def pure_cost(n: Node, known: Callable[[int], float]) -> float:
         if n.op == "red" or (n.op == "var" and str(n.attr)[0] not in "cr"):
             return math.inf
@@ -205,7 +237,7 @@ def _solve(graph: Graph, g: Term, basis: list[Term], moved: dict[Term, Term]) ->
     root = graph.outputs[0]
     if root not in relax(graph, outer_cost):
         return None
-    for c in candidates:                                    # an inclusion-minimal set of new sums, the dearest dropped first
+    for c in candidates:  # an inclusion-minimal set of new sums, the dearest dropped first
         keep.discard(c)
         if root not in relax(graph, outer_cost):
             keep.add(c)
@@ -228,8 +260,8 @@ def _solve(graph: Graph, g: Term, basis: list[Term], moved: dict[Term, Term]) ->
 
 def _linear(t: Term) -> dict[int, Term] | None:
     """{j: coefficient} of a term that is linear in the Y's; None if it is not."""
-    if t.op == "var" and t.attr[0] == "Y":                                      # type: ignore[index]
-        return {int(t.attr[1:]): num(1.0)}                                      # type: ignore[index]
+    if t.op == "var" and t.attr[0] == "Y":  # type: ignore[index]
+        return {int(t.attr[1:]): num(1.0)}  # type: ignore[index]
     if t.op == "add":
         out: dict[int, Term] = {}
         for a in t.args:
@@ -251,13 +283,15 @@ def _linear(t: Term) -> dict[int, Term] | None:
 
 def _shifted(g: Term) -> frozenset[str]:
     """Atoms that g shifts by a pivot."""
-    return frozenset(v for t in postorder([g]) if t.op == "add" and any(v[0] == "R" for v in variables(t)) for v in variables(t) if v[0] == "c")
+    return frozenset(
+        v for t in postorder([g]) if t.op == "add" and any(v[0] == "R" for v in variables(t)) for v in variables(t) if v[0] == "c"
+    )
 
 
 def _centred(t: Term, shifted: frozenset[str], inside: bool = False) -> bool:
     """Do shifted atoms and pivots occur only together, in a sum or as a divisor?"""
     if t.op == "var":
-        return inside or (t.attr not in shifted and t.attr[0] != "r")             # type: ignore[index]
+        return inside or (t.attr not in shifted and t.attr[0] != "r")  # type: ignore[index]
     vs = variables(t)
     inside = inside or (t.op == "add" and any(v[0] == "r" for v in vs) and any(v[0] == "c" for v in vs))
     inside = inside or (t.op == "un" and t.attr == "recip" and all(v[0] == "r" for v in vs))
@@ -266,7 +300,7 @@ def _centred(t: Term, shifted: frozenset[str], inside: bool = False) -> bool:
 
 # ------------------------------------------------------------------ scalars
 
-NEAR = 1e-12                                                # constants nearer than this (relatively) are rounding apart
+NEAR = 1e-12  # constants nearer than this (relatively) are rounding apart
 
 
 def simplify(t: Term) -> Term:
@@ -288,13 +322,13 @@ def simplify(t: Term) -> Term:
         if is_num(t.args[0], 0.0) and t.attr in ("exp", "exp2"):
             return num(1.0)
         if t.attr == "recip" and not is_num(t.args[0], 0.0):
-            return num(1.0 / t.args[0].attr)                                    # type: ignore[operator]
+            return num(1.0 / t.args[0].attr)  # type: ignore[operator]
     return t
 
 
 def _collected(t: Term) -> Term:
     """A sum with like terms collected: Σ number·product, products up to order."""
-    parts: dict[tuple[int, ...], tuple[float, float, list[Term]]] = {}          # product → (number, largest seen, factors)
+    parts: dict[tuple[int, ...], tuple[float, float, list[Term]]] = {}  # product → (number, largest seen, factors)
     for v, factors in _terms(t, 1.0):
         key = tuple(sorted(map(id, factors)))
         old, most, _ = parts.get(key, (0.0, 0.0, factors))
@@ -307,14 +341,14 @@ def _terms(t: Term, scale: float) -> Iterator[tuple[float, list[Term]]]:
     if t.op == "add":
         for a in t.args:
             yield from _terms(a, scale)
-    elif t.op == "num" and math.isfinite(t.attr):                               # type: ignore[arg-type]
-        yield scale * t.attr, []                                                # type: ignore[operator]
+    elif t.op == "num" and math.isfinite(t.attr):  # type: ignore[arg-type]
+        yield scale * t.attr, []  # type: ignore[operator]
     elif t.op == "mul":
         y = nary("mul", t.args, flatten=True)
         xs = list(y.args) if y.op == "mul" else [y]
-        numbers = [x for x in xs if x.op == "num" and math.isfinite(x.attr)]    # type: ignore[arg-type]
+        numbers = [x for x in xs if x.op == "num" and math.isfinite(x.attr)]  # type: ignore[arg-type]
         rest = [x for x in xs if x not in numbers]
-        scale *= math.prod(x.attr for x in numbers)                             # type: ignore[misc]
+        scale *= math.prod(x.attr for x in numbers)  # type: ignore[misc]
         if len(rest) == 1 and rest[0].op == "add":
             yield from _terms(rest[0], scale)
         else:
@@ -338,9 +372,11 @@ def obligations(d: Derived) -> Iterator[tuple[str, int]] | None:
     for t in postorder([*d.basis, *(e for row in d.coef for _, e in row)]):
         if t.op == "un" and t.attr in PARTIAL:
             x = t.args[0]
-            if x.op != "var" or x.attr[0] not in "rR":                          # type: ignore[index]
+            if x.op != "var" or x.attr[0] not in "rR":  # type: ignore[index]
                 return None
-            out.add((PARTIAL[t.attr], int(x.attr[1:])))                         # type: ignore[index]
-        elif t.op in ("bi", "where") or (t.op == "un" and t.attr not in ("exp", "exp2", "tanh", "neg", "abs", "sin", "cos", "erf")):
+            out.add((PARTIAL[t.attr], int(x.attr[1:])))  # type: ignore[index]
+        elif t.op in ("bi", "where") or (
+            t.op == "un" and t.attr not in ("exp", "exp2", "tanh", "neg", "abs", "sin", "cos", "erf")
+        ):
             return None
     return iter(sorted(out))

@@ -32,9 +32,10 @@ Conditions, all monotone facts:
     (cheaper (v…) (w…))        Σv < Σw, where (vol x y* … - k) is the number of elements of a tensor with the axes of all these
                                but k: multiply-adds of a contraction
 
-Results use the same forms; star variables splice, and (map (mul c* _) as*), (map (recip _) ms*), (map (sum k _) as*) map over a
-multiset.  `(num (* v w))` computes.
+Results use the same forms; star variables splice, and (map (mul c* _) as*), (map (recip _) ms*), (map (sum k _) as*) map
+over a multiset.  `(num (* v w))` computes.
 """
+
 from __future__ import annotations
 
 import re
@@ -46,8 +47,16 @@ from ..terms import BINARY, UNARY
 
 Sexpr = str | list
 
-FACTS = ("finite", "noinf", "masked", "nonzero", "nonneg", "any")                 # any: only in weakened rules, for tests
-RELATIVE = ("indep", "cofactor", "addend", "partable", "factored", "regular", "vanish")           # facts about a term and an axis or another term
+FACTS = ("finite", "noinf", "masked", "nonzero", "nonneg", "any")  # any: only in weakened rules, for tests
+RELATIVE = (
+    "indep",
+    "cofactor",
+    "addend",
+    "partable",
+    "factored",
+    "regular",
+    "vanish",
+)  # facts about a term and an axis or another term
 RELATIONS = ("redaxis", "splittable", "dep")
 COMPARISONS = ("<", ">", "<=", ">=", "!=", "=")
 NUMERICS = ("exact", "reassociates", "needs bound", "needs finite")
@@ -98,6 +107,7 @@ class Rule:
     examples   patterns that the test puts terms into, instead of `pattern`, where that alone would seldom meet the conditions;
                in them s is a masked score that varies along k
     """
+
     name: str
     family: str
     pattern: str
@@ -115,7 +125,7 @@ class Rule:
             raise RuleError(f"rule {self.name}: numerics must be one of {NUMERICS}, not {self.numerics!r}")
         if '"' in self.name:
             raise RuleError(f"rule name {self.name!r} must not have quotes")
-        self.egglog                                                     # malformed rules fail where they are declared
+        _ = self.egglog  # malformed rules fail where they are declared
 
     @cached_property
     def conditions(self) -> list[Sexpr]:
@@ -135,12 +145,14 @@ class Rule:
             c.condition(cond)
         node = c.nodes[0] if c.nodes else None
         text, premises = "", " ".join(c.premises)
-        if c.volumes:                               # sizes are computed on demand: what matches waits in a relation for them
+        if c.volumes:  # sizes are computed on demand: what matches waits in a relation for them
             wait = "wait-" + re.sub(r"\W+", "-", self.name)
             columns = {"t": "T", **{v: k for v, k in c.sorts.items() if v in c.used(result[0])}}
             row = f"({wait} {' '.join(columns)} {' '.join(c.volumes)})"
-            text = (f"(relation {wait} ({' '.join(columns.values())}{' AS' * len(c.volumes)}))\n"
-                    f"(rule ({premises}) ({row} {' '.join(f'(need-volume {s})' for s in c.volumes)}) :ruleset {self.phase})\n")
+            text = (
+                f"(relation {wait} ({' '.join(columns.values())}{' AS' * len(c.volumes)}))\n"
+                f"(rule ({premises}) ({row} {' '.join(f'(need-volume {s})' for s in c.volumes)}) :ruleset {self.phase})\n"
+            )
             premises = f"{row} {' '.join(c.late)}"
         value = c.build(result[0])
         c.actions.append(f"(union t {value})")
@@ -148,7 +160,7 @@ class Rule:
             if node is None:
                 raise RuleError(f"rule {self.name}: nothing to retire")
             c.actions.append(f"(subsume {node})")
-        return text + f"(rule ({premises}) ({' '.join(c.actions)}) :ruleset {self.phase} :name \"{self.name}\")"
+        return text + f'(rule ({premises}) ({" ".join(c.actions)}) :ruleset {self.phase} :name "{self.name}")'
 
     def weakened(self) -> list[Rule]:
         """The rule with one of its conditions dropped or weakened, for each: mutants that the rule's test must catch."""
@@ -161,8 +173,10 @@ class Rule:
                 f = [weaker[head], *args] if weaker[head] != "any" else ["any"]
                 rest.insert(i, [*c[:2], f, *c[3:]])
             elif c[0] in ("is", "lz", "hz", "splittable"):
-                continue                            # binds variables
-            out.append(replace(self, name=f"{self.name} without {unparse(c)}".replace('"', "'"), when=" ".join(map(unparse, rest))))
+                continue  # binds variables
+            out.append(
+                replace(self, name=f"{self.name} without {unparse(c)}".replace('"', "'"), when=" ".join(map(unparse, rest)))
+            )
         return out
 
 
@@ -173,12 +187,12 @@ class _Compiler:
         self.name = name
         self.premises: list[str] = []
         self.actions: list[str] = []
-        self.nodes: list[str] = []                  # the egglog call of each matched node, outermost first
-        self.stars: dict[str, str] = {}             # star variable → egglog multiset expression
-        self.kinds: dict[str, str] = {}             # star variable → index function of the multiset that it is part of
-        self.volumes: list[str] = []                # sets of axes whose sizes the late premises compare
+        self.nodes: list[str] = []  # the egglog call of each matched node, outermost first
+        self.stars: dict[str, str] = {}  # star variable → egglog multiset expression
+        self.kinds: dict[str, str] = {}  # star variable → index function of the multiset that it is part of
+        self.volumes: list[str] = []  # sets of axes whose sizes the late premises compare
         self.late: list[str] = []
-        self.sorts: dict[str, str] = {}             # egglog variable → sort
+        self.sorts: dict[str, str] = {}  # egglog variable → sort
         self.count = 0
 
     def error(self, x: Sexpr) -> RuleError:
@@ -220,7 +234,7 @@ class _Compiler:
         self.premises.append(f"(= {name} {call})")
         self.sorts.update({a: "f64" if ctor == "Num" else "String" for a in attrs if '"' not in a})
         self.sorts.update({k: "T" for k in kids if isinstance(k, str) and not is_number(k)})
-        for k, v in zip(kids, call[1:-1].split(" ")[1 + len(attrs):]):
+        for k, v in zip(kids, call[1:-1].split(" ")[1 + len(attrs) :]):
             if not (isinstance(k, str) and not is_number(k)):
                 self.match(k, v)
 
@@ -315,9 +329,10 @@ class _Compiler:
         """The free axes of terms and multisets together; "- k" at the end takes k out."""
         out = ""
         minus = names[-1] if "-" in names else None
-        for n in names[:names.index("-")] if minus else names:
+        for n in names[: names.index("-")] if minus else names:
             if is_star(n):
-                e = f'(unstable-multiset-reduce (unstable-fn "set-union") (set-empty) (unstable-multiset-map (unstable-fn "free") {self.star(n)}))'
+                sets = f'(unstable-multiset-map (unstable-fn "free") {self.star(n)})'
+                e = f'(unstable-multiset-reduce (unstable-fn "set-union") (set-empty) {sets})'
             else:
                 e = self.fresh("s")
                 self.premises.append(f"(= {e} (free {n}))")
@@ -338,7 +353,7 @@ class _Compiler:
             self.premises.append(f"(= {self.fresh('u')} {self.fact(c)})")
         elif head == "part":
             ms, f, yes, no = args
-            e = self.fresh("e")                     # one that satisfies the fact: makes the rule look again when a fact arrives
+            e = self.fresh("e")  # one that satisfies the fact: makes the rule look again when a fact arrives
             self.premises += [f"(= {self.fresh('n')} ({self.kinds[ms]} {e}))", f"(= {self.fresh('u')} {self.fact(f, e)})"]
             for var, prim in ((yes, "unstable-multiset-filter"), (no, "unstable-multiset-filter-not")):
                 v = self.fresh("ms")
@@ -350,9 +365,13 @@ class _Compiler:
         elif head == "fewer":
             self.premises.append(f"(< (multiset-length {self.star(args[0])}) {args[1]})")
         elif head == "all":
-            self.premises.append(f"(= 0 (multiset-length (unstable-multiset-filter-not {self.predicate(args[0])} {self.star(args[1])})))")
+            self.premises.append(
+                f"(= 0 (multiset-length (unstable-multiset-filter-not {self.predicate(args[0])} {self.star(args[1])})))"
+            )
         elif head == "none":
-            self.premises.append(f"(= 0 (multiset-length (unstable-multiset-filter {self.predicate(args[0])} {self.star(args[1])})))")
+            self.premises.append(
+                f"(= 0 (multiset-length (unstable-multiset-filter {self.predicate(args[0])} {self.star(args[1])})))"
+            )
         elif head == "lacks":
             self.premises.append(f"(multiset-not-contains {self.star(args[0])} {args[1]})")
         elif head == "is":
@@ -408,7 +427,9 @@ class _Compiler:
 
     def multiset(self, args: list) -> str:
         plain = [self.build(a) for a in args if not is_star(a) and not (isinstance(a, list) and a[0] == "map")]
-        sums = [self.star(a) for a in args if is_star(a)] + [self.mapped(a) for a in args if isinstance(a, list) and a[0] == "map"]
+        sums = [self.star(a) for a in args if is_star(a)] + [
+            self.mapped(a) for a in args if isinstance(a, list) and a[0] == "map"
+        ]
         if not sums:
             return f"(multiset-of {' '.join(plain)})"
         out = sums[0]
@@ -431,5 +452,5 @@ class _Compiler:
             ctor, attrs, _ = self.shape([head, *args])
             if ctor not in ("Un", "Red", "View"):
                 raise self.error(m)
-            fn = f'(unstable-fn {" ".join([chr(34) + "Later" + ctor + chr(34), chr(34) + self.name + chr(34), *attrs])})'
+            fn = f"(unstable-fn {' '.join([chr(34) + 'Later' + ctor + chr(34), chr(34) + self.name + chr(34), *attrs])})"
         return f"(unstable-multiset-map {fn} {self.star(xs)})"
