@@ -1,0 +1,51 @@
+"""Documents that can be wrong: the table of rules, and the code that CONTRIBUTING.md shows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from eqsat_neptune.rules import RULES, Rule, document
+
+from eqsat_neptune import terms, xp
+from eqsat_neptune.testing import check_rule
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_table_of_rules_is_up_to_date() -> None:
+    said = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert said == document.markdown(), "run python -m eqsat_neptune.rules.document"
+    assert all(f"**{r.name}** — {r.law} " in said for r in RULES)
+
+
+def test_every_rule_has_a_law_and_a_documented_family() -> None:
+    assert {r.family for r in RULES} == set(document.FAMILIES) and all(r.law for r in RULES)
+    assert len({r.name for r in RULES}) == len(RULES)
+
+
+def blocks(language: str) -> list[str]:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_rule_to_add_is_sound() -> None:
+    (call,) = (ast.parse(b).body[0].value for b in blocks("python") if b.startswith("Rule("))  # type: ignore[attr-defined]
+    rule = Rule(*map(ast.literal_eval, call.args), **{k.arg: ast.literal_eval(k.value) for k in call.keywords})
+    assert rule.name not in {r.name for r in RULES}, "it has been added: show another one"
+    assert check_rule(rule)
+    weaker = rule.weakened()
+    assert weaker and not any(check_rule(w) for w in weaker)
+
+
+def test_the_operator_to_add_is_not_there_yet() -> None:
+    assert "cbrt" not in terms.UNARY and "cbrt" not in xp.__all__, "it has been added: show another one"
+
+
+def test_paths_exist() -> None:
+    for name in ("CONTRIBUTING.md", "docs/architecture.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for path in re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.(?:py|md|h))`", text):
+            tried = [ROOT / path, ROOT / "eqsat_neptune" / path, ROOT / "codegen" / path, ROOT / "extraction" / path]
+            assert any(p.exists() for p in tried), f"{name} names {path}"
