@@ -17,9 +17,8 @@ from eqsat_neptune.codegen import tile
 from eqsat_neptune.codegen.cpu import CpuKernel
 from eqsat_neptune.codegen.cpu.contract import Tensor, contraction
 from eqsat_neptune.codegen.cpu.functions import FUNCTIONS
-from eqsat_neptune.codegen.cpu.kernel import Executable
+from eqsat_neptune.codegen.cpu.kernel import Executable, prepare
 from eqsat_neptune.codegen.cpu.layout import Format
-from eqsat_neptune.codegen.cpu.rewrite import prepare
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.extraction.plan import Plan
 from hypothesis import HealthCheck, given, settings
@@ -323,6 +322,37 @@ def test_a_factor_of_the_scores_goes_to_the_queries() -> None:
     loop = next(s for s in p.body if isinstance(s, tile.Loop))
     assert not any(isinstance(s, tile.Map) and s.fn == "mul" and len(s.out.axes) == 3 and "j" in s.out.axes for s in loop.body)
     assert any(isinstance(s, tile.Map) and s.fn == "mul" and s.out.axes == ("d", "h", "i") for s in p.body)
+
+
+@pytest.mark.parametrize("role", [("loop", 16), ("whole", 0)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_factor_of_differences_goes_to_the_queries(role: tuple[str, int], causal: bool) -> None:
+    """Weights exp((s − max s)·c): no pass over the scores multiplies."""
+    c = num(0.25)
+    h = T.Monoid(("max",), (((0, un("exp", mul(c, add(T.var("r0"), T.neg(T.var("R0")))))),),))
+    s = red("+", "d", mul(read("q", "h", "i", "d"), read("k", "h", "j", "d")))
+    s = where(bi("le", iota("j"), iota("i")), s, NEG) if causal else s
+    o = quotient(fold(h, 1, "j", [s, read("v", "h", "j", "e")]), fold(h, 1, "j", [s, num(1.0)]))
+    roles = dict(h=("grid", 1), i=("grid", 16), d=("whole", 0), e=("whole", 0), j=role)
+    x = qkv(2, 50, 16)
+    plan = make_plan([({"o": (o, ("h", "i", "e"))}, roles)], dict(h=2, i=50, j=50, d=16, e=16), x, compute="float32")
+    close(run(plan, x)["o"], attention(*x.values(), causal), 2e-6)
+    big = [s for s in tile.walk(prepared(plan).body) if isinstance(s, tile.Map) and {"i", "j"} <= set(s.out.axes)]
+    assert sorted(s.fn for s in big) == ["exp", "sub"] + ["where"] * causal
+
+
+def test_a_factor_of_what_cancels_stays() -> None:
+    x = {"X": (1000 + 1e-3 * rng().standard_normal((64, 50))).astype(np.float32)}
+    a = mul(read("X", "i", "k"), 0.5)
+    m = red("max", "k", a)
+    outs = {
+        "Y": (mul(add(a, T.neg(m)), 0.7), ("i", "k")),
+        "Z": (mul(add(read("X", "i", "k"), T.neg(red("min", "k", read("X", "i", "k")))), 0.7), ("i", "k")),
+    }
+    got = run(make_plan([(outs, dict(i=("grid", 16), k=("whole", 0)))], dict(i=64, k=50), x, compute="float32"), x)
+    exact = x["X"].astype(float)
+    close(got["Y"], (exact - exact.max(1, keepdims=True)) * 0.35, 2e-7)
+    close(got["Z"], (exact - exact.min(1, keepdims=True)) * 0.7, 2e-7)
 
 
 def test_a_large_factor_stays_where_it_cannot_overflow() -> None:

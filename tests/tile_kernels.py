@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from eqsat_neptune.codegen.check import check
 from eqsat_neptune.codegen.cpu import CpuKernel
+from eqsat_neptune.codegen.cpu.kernel import prepare
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Plan, Store
 
@@ -78,7 +79,7 @@ def inputs_of(t: Term) -> set[str]:
 def run(plan: Plan, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs, poisoned before."""
     for k in plan.kernels:
-        check(lower(k, plan.buffers, plan.compute_dtype))
+        check(prepare(check(lower(k, plan.buffers, plan.compute_dtype))))
     outputs = {}
     for b in plan.buffers.values():
         if b.kind == "output":

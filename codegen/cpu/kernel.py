@@ -16,20 +16,27 @@ from ...extraction import plan as P
 from ...program import Program
 from ..lower import lower
 from ..tile import Loop, TileProgram, walk
-from .bind import Frame, Plan, Scope, aligned_bytes, clip, live_range
+from .bind import Scope
+from .factors import prepare_factors
+from .frame import Frame, Plan, aligned_bytes, clip, live_range
 from .layout import Format, element_type, layout
 from .pool import cpus, run_blocks
-from .rewrite import loose_limits, prepare
+from .rewrite import loose_limits, mask_loose_limits, reduce_one_sided
 
 INLINE = 200_000  # elements of work below which threads cost more than they save
 FORMATS = 8  # memory formats of the arguments for which a tile program is kept bound
+
+
+def prepare(p: TileProgram) -> TileProgram:
+    """The tile program in the form that runs here."""
+    return prepare_factors(mask_loose_limits(reduce_one_sided(p)))
 
 
 class Executable:
     """A tile program for buffers of given formats.  May be called from several threads at once."""
 
     def __init__(self, program: TileProgram, formats: tuple[Format, ...]):
-        """program: prepared (`rewrite.prepare`); formats: of its reads, then its writes."""
+        """program: prepared (`prepare`); formats: of its reads, then its writes."""
         loose = loose_limits(program)
         names = {b.name: n for n, b in enumerate((*program.reads, *program.writes))}
         self.plan = Plan(

@@ -2,7 +2,7 @@
 
 reduce_one_sided   a contraction over an axis that one operand lacks: sum the other operand first
 mask_loose_limits  limits that clipping a tile cannot express become masks in front of reductions
-fold_scales        (Σ a·b)·c  →  Σ (a·c)·b  where that is a smaller tensor, seen fewer times  (reassociates)
+and those of factors.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,6 @@ from dataclasses import replace
 
 from ...terms import REDUCTIONS
 from ..tile import Const, Contract, Gather, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands, results, walk
-
-
-def prepare(p: TileProgram) -> TileProgram:
-    return fold_scales(mask_loose_limits(reduce_one_sided(p)))
-
 
 # ------------------------------------------------------------------ tools
 
@@ -52,7 +47,7 @@ def expand(body: Iterable[Stmt], f: Callable[[Stmt], Iterable[Stmt]]) -> tuple[S
     return tuple(out)
 
 
-class _Fresh:
+class Fresh:
     """Numbers for new values."""
 
     def __init__(self, p: TileProgram):
@@ -65,6 +60,30 @@ class _Fresh:
         return Value(self.last, tuple(sorted(axes)), predicate)
 
 
+def work(p: TileProgram) -> dict[int, float]:
+    """Elements that a block computes of each value: of a tile, times the trips of the loops around it."""
+    out: dict[int, float] = {}
+
+    def visit(body: tuple[Stmt, ...], passes: float) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                visit(s.body, passes * max(1, p.axes[s.axis].trips))
+            elif not isinstance(s, Store):
+                out[s.out.id] = passes * math.prod(p.axes[a].tile for a in s.out.axes)
+
+    visit(p.body, 1.0)
+    return out
+
+
+def uses(p: TileProgram) -> dict[int, int]:
+    """How often each value is read."""
+    out: dict[int, int] = {}
+    for s in walk(p.body):
+        for v in (*operands(s), *((c.next for c in s.carries) if isinstance(s, Loop) else ())):
+            out[v.id] = out.get(v.id, 0) + 1
+    return out
+
+
 def point(p: TileProgram, axis: str) -> bool:
     """Is a tile of this axis always a single element that exists, so that arrays need no dimension for it?"""
     x = p.axes[axis]
@@ -75,7 +94,7 @@ def point(p: TileProgram, axis: str) -> bool:
 
 
 def reduce_one_sided(p: TileProgram) -> TileProgram:
-    fresh = _Fresh(p)
+    fresh = Fresh(p)
 
     def f(s: Stmt) -> Iterable[Stmt]:
         if not isinstance(s, Contract):
@@ -125,7 +144,7 @@ def mask_loose_limits(p: TileProgram) -> TileProgram:
     loose = [p.limits[a] for a in loose_limits(p)]
     if not loose:
         return p
-    fresh = _Fresh(p)
+    fresh = Fresh(p)
 
     def f(s: Stmt) -> Iterable[Stmt]:
         out: list[Stmt] = []
@@ -144,69 +163,5 @@ def mask_loose_limits(p: TileProgram) -> TileProgram:
                 a, b = (masked(x, ix, 0.0) if axes <= set(x.axes) else x for x in (s.a, s.b))
                 s = replace(s, a=masked(a, ix, 0.0) if (a, b) == (s.a, s.b) else a, b=b)
         return [*out, s]
-
-    return replace(p, body=expand(p.body, f))
-
-
-# ------------------------------------------------------------------ scale factors
-
-
-def fold_scales(p: TileProgram) -> TileProgram:
-    """A constant factor of at most 1 moves from a contraction's result to its cheaper operand.  (A larger one could overflow
-    there and not here; a tiny one could underflow.)"""
-    fresh = _Fresh(p)
-    consts = {s.out.id: s.value for s in walk(p.body) if isinstance(s, Const)}
-    uses: dict[int, int] = {}
-    work: dict[int, float] = {}  # elements of a value, times the passes of the loops around it
-    for s in walk(p.body):
-        for v in (*operands(s), *(c.next for c in s.carries if isinstance(s, Loop))) if isinstance(s, Loop) else operands(s):
-            uses[v.id] = uses.get(v.id, 0) + 1
-
-    def measure(body: tuple[Stmt, ...], passes: float) -> None:
-        for s in body:
-            if isinstance(s, Loop):
-                measure(s.body, passes * max(1, p.axes[s.axis].trips))
-            elif not isinstance(s, Store):
-                work[s.out.id] = passes * math.prod(p.axes[a].tile for a in s.out.axes)
-
-    measure(p.body, 1.0)
-    after: dict[int, list[Stmt]] = {}  # value → statements to insert behind its own
-    scaled: dict[tuple[int, float], Value] = {}
-    swap: dict[int, Contract] = {}  # contraction → its scaled form
-    alias: dict[int, Value] = {}
-
-    def visit(body: tuple[Stmt, ...]) -> None:
-        made = {s.out.id: s for s in body if isinstance(s, Contract) and s.acc is None}
-        for s in body:
-            if isinstance(s, Loop):
-                visit(s.body)
-            if not (isinstance(s, Map) and s.fn == "mul"):
-                continue
-            rest = [a for a in s.args if a.id not in consts]
-            factor = math.prod(consts[a.id] for a in s.args if a.id in consts)
-            if len(rest) != 1 or uses[rest[0].id] != 1 or not 2.0**-20 <= abs(factor) <= 1.0:
-                continue
-            if (c := made.get(rest[0].id)) is None:
-                continue
-            x = min((v for v in (c.a, c.b) if v.id in work), key=lambda v: work[v.id], default=None)
-            if x is None or work[x.id] * 2 > work[c.out.id]:
-                continue
-            if (x.id, factor) not in scaled:
-                unit, scaled[x.id, factor] = fresh(()), fresh(x.axes)
-                after.setdefault(x.id, []).extend([Const(unit, factor), Map(scaled[x.id, factor], "mul", (x, unit))])
-            y = scaled[x.id, factor]
-            swap[c.out.id] = replace(c, out=s.out, a=y if c.a == x else c.a, b=c.b if c.a == x else y)
-            alias[s.out.id] = s.out
-
-    visit(p.body)
-    if not swap:
-        return p
-
-    def f(s: Stmt) -> Iterable[Stmt]:
-        if isinstance(s, Map) and s.out.id in alias:
-            return after.get(s.out.id, ())
-        if isinstance(s, Contract) and s.out.id in swap:
-            return [swap[s.out.id]]
-        return [s, *(after.get(s.out.id, ()) if not isinstance(s, (Store, Loop)) else ())]
 
     return replace(p, body=expand(p.body, f))
