@@ -190,10 +190,13 @@ def _compile(
     plan = found.plan
     if memory_limit is not None:
         plan = _within(found, memory_limit)
+    measured: list[dict[str, Any]] = []
     if tune:
         from .tuning import fastest
 
-        plan = fastest(found, plan, program, target, tune)
+        fits = [p for p in _plans(found) if memory_limit is None or p.temporaries <= memory_limit][:tune]
+        plan, medians = fastest(fits, program, target)
+        measured = [{"predicted": p.cost.seconds, "seconds": s, "taken": p is plan} for p, s in zip(fits, medians)]
     form = list(found.form)
     if empty:
         form = [form.pop(0) if n in numbers else "no elements" for n in range(len(full.outputs))]
@@ -210,6 +213,7 @@ def _compile(
         },
         "seconds": {"saturation": t1 - t0, "extraction": t2 - t1},
         "candidates": [{"form": c.form, "seconds": c.seconds, "kernels": c.kernels} for c in found.candidates],
+        "measured": measured,
         "explain": [list(s) for s in egraph.explain(saturated, found)],
     }
     return Record(full, target, plan, info)
@@ -243,8 +247,13 @@ def _numbered(plan: Plan, names: Mapping[str, str], empty: Mapping[str, Buffer])
     return Plan(kernels, {b.name: b for b in buffers} | empty, plan.compute_dtype)
 
 
+def _plans(found: Any) -> list[Plan]:
+    """The chosen plan and those that lost, cheapest first."""
+    return [found.plan, *(c.plan for c in found.candidates if c.plan is not None)]
+
+
 def _within(found: Any, limit: int) -> Plan:
-    plans = [found.plan, *(c.plan for c in found.candidates if c.plan is not None)]
+    plans = _plans(found)
     fits = [p for p in plans if p.temporaries <= limit]
     if not fits:
         least = min(p.temporaries for p in plans)

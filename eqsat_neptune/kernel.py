@@ -24,7 +24,8 @@ FORMAT = "eqsat-neptune-kernel-1"
 class Record:
     """All that a kernel is made of, as data: what the cache and saved files hold.
 
-    info: "form" (text of each output), "egraph" (nodes, classes, phases), "seconds" (by stage), "candidates", "explain".
+    info: "form" (text of each output), "egraph" (nodes, classes, phases), "seconds" (by stage), "candidates", "measured",
+    "explain".
     """
 
     program: Program
@@ -160,6 +161,12 @@ class Kernel:
                     ],
                 )
             )
+        measured = [
+            (seconds(m["seconds"]), f"predicted {seconds(m['predicted'])}", "taken" if m["taken"] else "")
+            for m in info.get("measured", [])
+        ]
+        if measured:
+            r.sections.append(Section("Measured on the device", measured))
         eg = self.egraph
         phases = [
             (p["name"], f"{p['nodes']} nodes", f"{p['iterations']} iterations", seconds(p["seconds"]), p["stop"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,7 +113,27 @@ def test_every_numerics_gives_the_program(numerics: str) -> None:
 
 def test_tune_measures_and_gives_the_program(program: Program) -> None:
     k = en.optimize(program, tune=2)
-    assert np.array_equal(k(X, X), 3 * X)
+    assert np.array_equal(k(X, X), 3 * X) and "Measured on the device" in str(k.report())
+    refused("EqsatError", "leave out tune=", en.optimize, program, "hip:gfx942", tune=1)
+    if available() is not None:
+        refused("DriverNotFound", 'use target="cpu"', en.optimize, program, "cuda:sm_80", tune=1)
+
+
+def test_tune_takes_the_fastest(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cost model thinks: here the clock says that the plan which runs second is faster."""
+    from eqsat_neptune import tuning
+    from eqsat_neptune.targets import Target
+
+    ticks = itertools.cycle([3.0, 1.0, 2.0])
+
+    def clock(call: Callable[[], Any]) -> float:
+        call()
+        return next(ticks)
+
+    monkeypatch.setattr(tuning, "_host_seconds", clock)
+    plan = en.optimize(program).plan
+    plans = [replace(plan, kernels=tuple(replace(k, name=f"{k.name}_{i}") for k in plan.kernels)) for i in range(3)]
+    assert tuning.fastest(plans, program, Target("cpu")) == (plans[1], [3.0, 1.0, 2.0])
 
 
 def test_no_plan_within_the_memory_limit() -> None:
