@@ -192,8 +192,12 @@ class Format:
 
 @dataclass
 class Slot:
+    """Memory in the arena.  until: when it is free again; busy: when the values that lie there now have been read for the last
+    time (what a loop leaves behind does not count before its end)."""
+
     size: int
     until: float
+    busy: float = 0.0
     offset: int = 0
 
 
@@ -390,7 +394,6 @@ class _Layout:
         self.free: list[Slot] = []
         self.held: list[Slot] = []
         self.slot_of: dict[int, Slot] = {}
-        self.tenants: dict[int, list[int]] = {}  # id(slot) → values that lie there at some time
         self.carried: dict[int, Carry] = {}  # id(slot) → the carry of a loop around here that it belongs to
         self.nexts = {c.next.id for s in walk(self.p.body) if isinstance(s, Loop) for c in s.carries}
         self.temps: list[tuple[int, Slot]] = []
@@ -424,7 +427,7 @@ class _Layout:
 
     def settle(self, v: Value, dtype: np.dtype, slot: Slot) -> None:
         self.slot_of[v.id] = slot
-        self.tenants.setdefault(id(slot), []).append(v.id)
+        slot.busy = max(slot.busy, self.last[v.id])
         self.out.homes[v.id] = Home("arena", dtype, self.dims(v))
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
@@ -508,7 +511,7 @@ class _Layout:
             if slot is None or self.last[a.id] != now or self.out.homes[a.id].dtype != dtype or self.dims(a) != self.dims(v):
                 continue
             carry = self.carried.get(id(slot))
-            if any(self.last[w] > now for w in self.tenants[id(slot)] if carry is None or w != carry.out.id):
+            if slot.busy > now:
                 continue
             if carry is None or v.id == carry.next.id or v.id not in self.nexts:
                 return slot
@@ -520,15 +523,12 @@ class _Layout:
         for c in s.carries:
             self.last.setdefault(c.phi.id, self.position[id(s)])
             self.last.setdefault(c.out.id, end)
-            self.settle(
-                c.phi,
-                self.dtype(c.phi),
-                self.take(self.size(self.dims(c.phi)) * self.dtype(c.phi).itemsize, max(end, self.last[c.out.id])),
-            )
-            slot = self.slot_of[c.phi.id]
-            self.settle(c.out, self.dtype(c.out), slot)
+            dtype = self.dtype(c.phi)
+            slot = self.take(self.size(self.dims(c.phi)) * dtype.itemsize, max(end, self.last[c.out.id]))
+            self.settle(c.phi, dtype, slot)
             self.carried[id(slot)] = c
-            mine.append(slot)
+            mine.append((c, slot))
         self.statements(s.body)
-        for slot in mine:
+        for c, slot in mine:
+            self.settle(c.out, self.dtype(c.out), slot)
             del self.carried[id(slot)]
