@@ -101,7 +101,7 @@ class Reductions(Copies):
             for a in g.axes:
                 if a in self.p.limits and a in axes:
                     loop = next((x for x in self.loops if x.loop.axis == a and x.edges), None)
-                    (at_edge if loop is self.loops[-1] and loop is not None else always).append((a, g))
+                    (at_edge if loop is not None and loop is self.loops[-1] else always).append((a, g))
         if not always and not at_edge:
             return
         have, along = self.masked.get(name, (identity, set()))

@@ -222,14 +222,14 @@ class _Planner:
 
     def index(self) -> None:
         self.defs: dict[int, Stmt] = {}
-        self.carry_of: dict[int, tuple[Loop, Carry]] = {}
+        self.free_values: set[int] = set()
         for s in walk(self.p.body):
             if isinstance(s, Loop):
-                for c in s.carries:
-                    self.carry_of[c.phi.id] = self.carry_of[c.out.id] = (s, c)
+                continue
             elif not isinstance(s, Store):
                 self.defs[s.out.id] = s
-        self.free_memo: dict[int, bool] = {}
+                if isinstance(s, Load | Const | Iota | Mask | Map | Gather) and all(map(self.free, operands(s))):
+                    self.free_values.add(s.out.id)
 
     # ---- facts about values
     def live(self, axes: Iterable[str]) -> tuple[str, ...]:
@@ -240,14 +240,7 @@ class _Planner:
 
     def free(self, v: Value) -> bool:
         """Can the value be made afresh in any layout: does it depend on no reduction, contraction or carried state?"""
-        if v.id not in self.free_memo:
-            s = self.defs.get(v.id)
-            self.free_memo[v.id] = (
-                isinstance(s, Load | Const | Iota | Mask)
-                or (isinstance(s, Map) and all(map(self.free, s.args)))
-                or (isinstance(s, Gather) and self.free(s.position))
-            )
-        return self.free_memo[v.id]
+        return v.id in self.free_values
 
     def dtype(self, v: Value) -> str | None:
         """Of memory, if the value is merely loaded."""
@@ -834,20 +827,20 @@ class _Planner:
         wanted = o.instances
 
         def need(v: Value, layout: Layout) -> None:
-            if isinstance(self.defs.get(v.id), Const):
-                return
-            if not self.free(v):
-                home = o.home[v.id]
-                if layout != home:
-                    self.check_conversion(v, home, layout)
-            have = wanted.setdefault(v.id, [])
-            if layout in have:
-                return
-            have.append(layout)
-            s = self.defs.get(v.id)
-            if self.free(v) and isinstance(s, Map | Gather):
-                for a in operands(s):
-                    need(a, layout.restricted(self.axes(a)))
+            todo = [(v, layout)]
+            while todo:
+                v, layout = todo.pop()
+                if isinstance(self.defs.get(v.id), Const):
+                    continue
+                if not self.free(v) and layout != o.home[v.id]:
+                    self.check_conversion(v, o.home[v.id], layout)
+                have = wanted.setdefault(v.id, [])
+                if layout in have:
+                    continue
+                have.append(layout)
+                s = self.defs.get(v.id)
+                if self.free(v) and isinstance(s, Map | Gather):
+                    todo.extend((a, layout.restricted(self.axes(a))) for a in operands(s))
 
         def visit(body: tuple[Stmt, ...]) -> None:
             for s in reversed(body):

@@ -286,17 +286,21 @@ class Spot(Place):
         k = self.k
         if v.id in k.consts:
             return constant(k.consts[v.id], k.compute)
-        if v.id in self.known:
-            return self.known[v.id]
-        if v.id in k.s.places:
-            text = k.read(v, self)
-        else:
-            s = k.defs[v.id]
-            text = self.compute(s)
-        name = k.names.new(f"t{v.id}")
-        k.t(f"const {k.ctype(v)} {name} = {text};")
-        self.known[v.id] = name
-        return name
+        stack = [v]
+        while stack:  # arguments first; no recursion, for chains may be thousands long
+            u = stack[-1]
+            if u.id in self.known or u.id in k.consts:
+                stack.pop()
+                continue
+            missing = [] if u.id in k.s.places else [a for a in operands(k.defs[u.id]) if a.id not in self.known and a.id not in k.consts]
+            if missing:
+                stack.extend(reversed(missing))
+                continue
+            text = k.read(u, self) if u.id in k.s.places else self.compute(k.defs[u.id])
+            name = self.known[u.id] = k.names.new(f"t{u.id}")
+            k.t(f"const {k.ctype(u)} {name} = {text};")
+            stack.pop()
+        return self.known[v.id]
 
     def compute(self, s: Stmt) -> str:
         k = self.k
