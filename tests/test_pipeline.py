@@ -68,10 +68,8 @@ def running_extremes(p: Plan) -> list[Term]:
     return [
         t
         for t in reductions(p)
-        if (t.op == "red"
-        and t.attr[0] in ("max", "min"))  # type: ignore[index]
-        or (t.op == "fold"
-        and any(k in ("max", "min") for k in t.attr[0].pivots))
+        if (t.op == "red" and t.attr[0] in ("max", "min"))  # type: ignore[index]
+        or (t.op == "fold" and any(k in ("max", "min") for k in t.attr[0].pivots))
     ]  # type: ignore[index]
 
 
@@ -182,8 +180,7 @@ def test_rmsnorm_divides_after_the_product(target: str) -> None:
 @pytest.mark.parametrize("name", ["lora", "gated_mlp"])
 def test_products_share_their_load(name: str) -> None:
     p = plan(name, GPU)
-    assert len(p.kernels) == 1 and loads(p, "x") == 1
-    assert all(loads(p, b) == 1 for b, x in p.buffers.items() if x.kind == "input")
+    assert all(loads(p, b) == 1 for b, x in p.buffers.items() if x.kind == "input"), f"loaded more than once:\n{p}"
 
 
 def test_gradient_of_the_queries_is_one_pass_over_the_keys() -> None:
@@ -265,17 +262,18 @@ def with_names(p: Plan, axes: Mapping[str, str], buffers: Mapping[str, str]) -> 
     return Plan(tuple(map(launch, p.kernels)), {b.name: b for b in named}, p.compute_dtype)
 
 
-@pytest.mark.parametrize("target", [GPU, "cpu"])
 @pytest.mark.parametrize(
-    "name",
+    "name, target",
     [
-        "prefill_alibi",
-        "rmsnorm_diamond",
-        "layernorm_linear",
-        "kmeans_assign",
-        "swiglu_linear",
-        pytest.param("attention_dq", marks=pytest.mark.slow),
-        pytest.param("layers1", marks=pytest.mark.slow),
+        ("prefill_alibi", GPU),
+        ("rmsnorm_diamond", "cpu"),
+        ("layernorm_linear", GPU),
+        ("kmeans_assign", "cpu"),
+        *(
+            pytest.param(name, target, marks=pytest.mark.slow)
+            for name in ("prefill_causal", "swiglu_linear", "attention_dq", "performer", "layers1")
+            for target in (GPU, "cpu")
+        ),
     ],
 )
 def test_other_names_change_nothing_but_names(name: str, target: str) -> None:
