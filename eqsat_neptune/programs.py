@@ -248,7 +248,6 @@ def gqa_causal_attention(q: Any, k: Any, v: Any) -> Any:
 
 
 def alibi_attention(q: Any, k: Any, v: Any, slopes: Any) -> Any:
-    xp = q.__array_namespace__()
     s = scores(q, k)
     i, j = positions(s)
     return softmax(causal(s + slopes[:, None, None] * (j - i))) @ v
@@ -552,8 +551,7 @@ def retention(q: Any, k: Any, v: Any, log_decay: Any) -> Any:
     xp = q.__array_namespace__()
     s = scores(q, k)
     i, j = positions(s)
-    age = xp.astype(xp.maximum(i - j, 0), xp.float32)
-    decay = xp.where(j <= i, xp.exp(log_decay[:, None, None] * age), 0.0)
+    decay = xp.where(j <= i, xp.exp(log_decay[:, None, None] * xp.maximum(i - j, 0)), 0.0)
     return (s * decay) @ v
 
 
@@ -569,7 +567,7 @@ def gated_linear_attention(q: Any, k: Any, v: Any, log_gate: Any) -> Any:
 
 def running_mean(x: Any) -> Any:
     xp = x.__array_namespace__()
-    count = xp.arange(1, x.shape[-2] + 1, dtype=xp.float32)
+    count = xp.arange(1, x.shape[-2] + 1)
     return xp.cumulative_sum(x, axis=-2) / count[:, None]
 
 

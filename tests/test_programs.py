@@ -71,6 +71,13 @@ def test_full_size_traces(case: Case) -> None:
 
 
 @CASE
+def test_outputs_keep_the_dtype_of_the_inputs(case: Case) -> None:
+    program = en.trace(case.function("small"), *case.specs("small", "bfloat16"))
+    indices = {"kmeans_assign", "nearest_neighbours", "top2_gating", "topk_gating", "rmsnorm_quantize"}
+    assert {o.dtype for o in program.outputs} - ({"int8", "int32", "int64"} if case.name in indices else set()) == {"bfloat16"}
+
+
+@CASE
 def test_compiled_in_float32(case: Case) -> None:
     arrays = case.inputs("small", np.random.default_rng(13))
     kernel = en.optimize(en.trace(case.function("small"), *case.specs("small")), target="cpu")
