@@ -135,6 +135,8 @@ class Worker:
 
 def window(x: np.ndarray) -> np.ndarray:
     """All bytes from the lowest address of the array's elements to the highest one."""
+    if x.flags.c_contiguous:
+        return x.reshape(-1).view(np.uint8)
     size = Format.of(x).nbytes
     if size == 0:
         return np.empty(0, np.uint8)
