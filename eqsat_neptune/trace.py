@@ -16,7 +16,7 @@ from .frontend import dtypes
 from .frontend.tensor import _CURRENT, Map, Tensor, Trace, affine_term
 from .frontend.views import sink_slices
 from .program import Input, Output, Program, TensorSpec
-from .terms import Affine, Term, axis_index, bi, gather, inp, num, postorder, red, rewrite, view, where
+from .terms import Affine, Term, axis_index, bi, gather, inp, num, postorder, red, rewrite, view
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _OURS = tuple(os.path.join(_HERE, m) for m in ("frontend" + os.sep, "program.py", "terms.py", "trace.py", "xp.py"))
@@ -319,7 +319,7 @@ class _Finish:
             m.update({c: axis_index(b) for b, c in own.items()})
             size = self.ax.size(parts)
             position = affine_term(e.substitute({b: axis_index(c) for b, c in own.items()}))
-            inside = bi("and", bi("le", 0.0, position), bi("lt", position, size))
-            x = where(inside, self._gather(x, parts, bi("min", bi("max", position, 0.0), size - 1)), 0.0)
+            # where the position leaves the dimension, a `where` does not choose this value; the index must still be one
+            x = self._gather(x, parts, bi("min", bi("max", position, 0.0), size - 1))
         m = {a: e for a, e in m.items() if a in x.free and e != axis_index(a)}
         return view(x, tuple(m.items())) if m else x

@@ -118,6 +118,13 @@ def test_reads_that_leave_the_array_give_zero() -> None:
     np.testing.assert_array_equal(got, np.concatenate([2 * x[::-1], np.zeros((2, 2))]))
 
 
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_read_may_leave_by_one(shift: int) -> None:
+    x = RNG.standard_normal(6)[1:5]                                             # with neighbours in memory that must not show
+    got = value(inp("x", (Affine(shift, (("a", 1),)),)), "a", Env({"a": 4}, {"x": x}))
+    np.testing.assert_array_equal(got, [0, *x[:-1]] if shift < 0 else [*x[1:], 0])
+
+
 def test_view_is_simultaneous_and_may_take_a_diagonal() -> None:
     x = RNG.standard_normal((3, 3))
     env = Env({"a": 3, "b": 3}, {"x": x})
@@ -341,6 +348,12 @@ def test_fold_with_a_pivot_that_is_a_function_of_components() -> None:
         np.testing.assert_allclose(value(fold(h, i, "k", single), "a", env), want, rtol=1e-12)
         inner = [fold(h, j, "k.i", single) for j in range(5)]
         np.testing.assert_allclose(value(fold(h, i, "k.o", inner), "a", env), want, rtol=1e-12)
+    env = Env({"a": 2, "k": 9}, {"x": x, "w": w}, {"k": 8, "k.i": 2})           # the last block has a part of nothing but holes
+    level: list[Term] = single
+    for axis in ("k.i.i", "k.i.o", "k.o"):
+        level = [fold(h, j, axis, level) for j in range(5)]
+    for i, want in wants.items():
+        np.testing.assert_allclose(value(level[i], "a", env), want, rtol=1e-12)
 
 
 def test_apply_gives_one_operator() -> None:

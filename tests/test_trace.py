@@ -174,6 +174,29 @@ def test_incompatible_factorisations_meet() -> None:
     agrees(lambda x: x.reshape(3, 2, 4).reshape(3, 8) + x.reshape(2, 12).reshape(4, 6).reshape(3, 8), (6, 4))
 
 
+def test_an_axis_on_both_sides_of_a_split() -> None:
+    agrees(lambda x: x.reshape(2, 1, 12, 1) - x, (12, 2))
+    agrees(lambda x, w: (x @ w).reshape(2, 1, 12, 1) - x @ w, (12, 3), (3, 2))
+
+
+def concat(*xs: Any) -> Any:
+    return np.concat(xs) if isinstance(xs[0], np.ndarray) else xp.concat(xs)
+
+
+def test_views_of_an_axis_that_is_split_later() -> None:
+    program = agrees(lambda x, w: ((x @ w)[:, ::-1], (x @ w).reshape(5, 2, 3)), (5, 4), (4, 6))
+    assert nodes(program, "view") and not nodes(program, "gather")              # the view's own axis is split too
+    program = agrees(lambda x, w: ((x @ w)[:, 1:], (x @ w).reshape(5, 2, 3)), (5, 4), (4, 6))
+    assert nodes(program, "gather")                                             # five elements cannot be
+    agrees(lambda x, w: (x @ w)[:, 1:6] + (x @ w).reshape(5, 5, 2)[:, :, 0], (5, 4), (4, 10))
+    agrees(lambda x, w: (concat(x @ w, x[:1]), (x @ w).reshape(2, 3, 4)), (6, 4), (4, 4))
+
+
+def test_joining_merged_dimensions() -> None:
+    agrees(lambda x, y: concat(y, x.reshape(12), y), (4, 3), (5,))
+    agrees(lambda x, y, w: concat(y, (x @ w).reshape(8), y), (4, 3), (5,), (3, 2))
+
+
 # ----------------------------------------------------------------------------------------------------------------- indexing
 
 
@@ -205,6 +228,17 @@ def test_slices_that_do_not_overlap_move_into_what_is_sliced() -> None:
 
     program = agrees(packed, (5, 6), (6, 24))
     assert all(dict(t.attr).keys() == {"a0"} for t in nodes(program, "view"))   # only the second name of the rows is left
+
+
+def test_moving_a_slice_inwards_captures_no_name() -> None:
+    agrees(lambda x, w: (x @ w)[:, 1:5] * x, (5, 4), (4, 6))                    # the slice's axis becomes the one summed over
+
+    def crossed(x: Any, w: Any) -> Any:
+        h = x @ w
+        u = h[:, None, :5] + h[None, :, 5:]
+        return u[0][:, 1:] + x[:, 0]                        # columns get the name that the rows of h had
+
+    agrees(crossed, (4, 3), (3, 10))
 
 
 def test_slices_that_overlap_share_what_is_sliced() -> None:
