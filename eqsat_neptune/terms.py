@@ -51,6 +51,8 @@ def base(axis: str) -> str:
 def normalise(axes: Iterable[str]) -> frozenset[str]:
     """The coarsest equal set of axes: {k.o, k.i} is {k}, {k, k.o} is {k}."""
     out = set(axes)
+    if not any("." in a for a in out):
+        return frozenset(out)
     for a in sorted(out, key=len, reverse=True):
         if a not in out:
             continue
