@@ -138,14 +138,14 @@ class Finder:
         return out
 
     def _weighted(self, n: Node) -> Pivot | None:
-        """Σ w·x · (Σ w)⁻¹ with w ≥ 0: a mean of x that counts w."""
+        """Σ w·x · (Σ w)⁻¹ with w > 0: a mean of x that counts w."""
         for top, inverse in (n.args, n.args[::-1]):
             for r in self.g.nodes[inverse]:
                 if r.op != "un" or r.attr != "recip":
                     continue
                 weights = [m.args[0] for m in self.g.nodes[r.args[0]] if m.op == "red" and m.attr == ("+", self.k)]
                 for w in weights:
-                    if not (self.is_clean(w) and self.g.has(w, "nonneg") and self.g.has(w, "finite") and self.varies(w)):
+                    if not (self.is_clean(w) and self.varies(w) and all(self.g.has(w, f) for f in ("nonneg", "nonzero", "finite"))):
                         continue
                     for m in self.g.nodes[top]:
                         if m.op == "red" and m.attr == ("+", self.k):
