@@ -20,9 +20,11 @@ from eqsat_neptune.codegen.hip import hip_arch, hip_emulator
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Plan, Store
 
+import eqsat_neptune as en
 from eqsat_neptune import terms as T
 from eqsat_neptune.errors import CompilerNotFound, DriverNotFound, TargetError, WrongDevice
 from eqsat_neptune.program import Input, Program
+from eqsat_neptune.programs import CASES
 from eqsat_neptune.runtime import compile_hip
 from eqsat_neptune.runtime.hip import HipRunner
 from eqsat_neptune.runtime.hipcc import find_compiler
@@ -255,7 +257,60 @@ def test_computes_float16(arch: str) -> None:
     assert emulated(OPERATORS[4].sized(**{**SMALL, "d": 64}, dtype="float16"), arch, (3,)) < 5e-4
 
 
+# ------------------------------------------------------------------ from the program as written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("name", [o.name for o in OPERATORS])
+def test_optimized(name: str, arch: str) -> None:
+    compiler(arch)
+    case = CASES[name]
+    kernel = en.optimize(en.trace(case.function("full"), *case.specs("full")), f"hip:{arch}")
+    code = compile_hip(kernel.source, arch)
+    assert ("v_wmma_" if arch == "gfx1100" else "v_mfma_") in code.assembly
+    assert all(info.spill_bytes == 0 for info in code.kernels.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", FAMILIES)
+@pytest.mark.parametrize("name", ["prefill_gqa", "prefill_alibi", "decode_causal", "lora", "layernorm"])
+def test_optimized_computes(name: str, arch: str) -> None:
+    cxx()
+    case = CASES[name]
+    arrays = case.inputs("small", np.random.default_rng(0), dtype="float16")
+    program = en.trace(case.function("small"), *(en.TensorSpec(a.shape, a.dtype.name) for a in arrays))
+    plan = en.optimize(program, f"hip:{arch}").plan
+    inputs = {i.name: a for i, a in zip(program.inputs, arrays)}
+    kernels = [lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels]
+    (got,) = emulate.run(kernels, plan.buffers, inputs, hip_emulator(arch))
+    want = np.asarray(en.evaluate(program, *arrays), np.float64)
+    assert np.linalg.norm(got["out0"].astype(np.float64) - want) < 2e-3 * np.linalg.norm(want)
+
+
 # ------------------------------------------------------------------ device headers
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_beside_rocm_headers(arch: str, tmp_path: Path) -> None:
+    """ROCm makes clang include its own HIP header first, which brings attributes and the mathematical functions."""
+    compiler(arch)
+    if find_compiler(arch).rocm:
+        pytest.skip("the compiler here is ROCm's already")
+    for place, text in (
+        ("share/hip/version", "HIP_VERSION_MAJOR=6\nHIP_VERSION_MINOR=2\nHIP_VERSION_PATCH=0\n"),
+        ("include/hip/hip_version.h", ""),
+    ):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text(text)
+    (tmp_path / "kernel.hip").write_text(emitted(OPERATORS[3].sized(cap=50.0, dtype="float32", tile=(32, 32)), arch).text)
+    flags = ["-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-std=c++17", f"--offload-arch={arch}", "-nogpulib"]
+    command = [*find_compiler(arch).command, *flags, f"--rocm-path={tmp_path}", "-O1", "-S", "-o", "kernel.s", "kernel.hip"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if re.search(r"fatal error: '\w+(\.h)?' file not found", done.stderr):
+        pytest.skip("no C++ standard library, which ROCm's header needs")
+    assert done.returncode == 0, done.stderr
+    assert "__ocml_tanh_f32" in (tmp_path / "kernel.s").read_text()  # the library's function, not ours
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

@@ -6,11 +6,11 @@
 #endif
 #define DEV static __attribute__((device, always_inline)) inline
 #define MEMBER __attribute__((device, always_inline)) inline
-// A compute unit (on RDNA: a work-group processor) has four SIMDs, over which the waves of `blocks` blocks are spread.  Two waves a
-// SIMD leave each 256 registers; a wave alone would have 512, half of them reached only by copies.
+// How many blocks share a compute unit is left to the compiler, which weighs it against registers.  Two waves a SIMD leave each 256
+// registers; a wave alone would have 512, half of them reached only by copies.
 #define KERNEL(threads, blocks)                                                      \
     extern "C" __attribute__((global, amdgpu_flat_work_group_size(threads, threads), \
-                              amdgpu_waves_per_eu((threads) * (blocks) > 8 * WARP_SIZE ? ((threads) * (blocks) - 1) / (4 * WARP_SIZE) + 1 : 2))) void
+                              amdgpu_waves_per_eu((threads) > 8 * WARP_SIZE ? ((threads) - 1) / (4 * WARP_SIZE) + 1 : 2))) void
 #define INLINE_LAMBDA __attribute__((always_inline))
 
 typedef unsigned char u8;
