@@ -201,7 +201,6 @@ class Encoder:
     """The model compiled for batches of one shape: a kernel for the embedding, one for all layers, one for pooling."""
 
     def __init__(self, weights: dict[str, np.ndarray], batch: int, length: int, target: str = "cpu") -> None:
-        self._to_device, self._to_numpy = transfers(target)
         embedding, layers = embedding_weights(weights), list(layer_weights(weights))
         ids = en.TensorSpec((batch, length), "int32", range=(0, len(embedding[0]) - 1))
         real = en.TensorSpec((batch, length), "bool")
@@ -213,6 +212,7 @@ class Encoder:
         self.embed = compiled(embed, ids, *map(spec_of, embedding))
         self.layer = compiled(layer, x, real, *map(spec_of, layers[0]))
         self.pool = compiled(pool, x, real)
+        self._to_device, self._to_numpy = transfers(target)
         self._embedding = [self._to_device(w) for w in embedding]
         self._layers = [[self._to_device(w) for w in one] for one in layers]
 
@@ -237,8 +237,12 @@ def transfers(target: str) -> tuple[Callable[[np.ndarray], Any], Callable[[Any],
     """How arrays get to the device of `target` and back (through PyTorch, if it is a GPU)."""
     if target == "cpu":
         return np.asarray, np.asarray
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise en.EqsatError("this example moves arrays to a GPU with PyTorch, which is missing", "pip install torch") from None
+    if not torch.cuda.is_available():
+        raise en.EqsatError("PyTorch finds no GPU", "run with --target cpu")
     return lambda array: torch.from_numpy(np.array(array)).cuda(), lambda tensor: tensor.cpu().numpy()
 
 
@@ -285,16 +289,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", default="cpu", help='"cpu" (default), "cuda", "cuda:sm_90a", ...')
     parser.add_argument("--sentences", type=Path, help="a text file, one sentence a line; the first is the query")
     options = parser.parse_args(arguments)
-    try:
-        folder = model_folder()
-    except ModuleNotFoundError as missing:
-        print(missing, file=sys.stderr)
-        return 2
     sentences = SENTENCES
     if options.sentences:
-        sentences = [line.strip() for line in options.sentences.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            lines = options.sentences.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as problem:
+            parser.error(f"cannot read {options.sentences}: {problem}")
+        sentences = [line.strip() for line in lines if line.strip()]
     if len(sentences) < 2:
         parser.error("give a query and at least one candidate")
+    try:
+        return compare(sentences, options.target)
+    except (ModuleNotFoundError, en.EqsatError) as problem:
+        print(problem, file=sys.stderr)
+        return 2
+
+
+def compare(sentences: list[str], target: str) -> int:
+    """Embed the sentences, print what was found; 0 if every embedding matches its reference, else 1."""
+    folder = model_folder()
 
     weights = load_safetensors(folder / "model.safetensors")
     tokenize = WordPiece(folder / "tokenizer.json")
@@ -302,7 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
     ids, real = padded(tokens)
 
     start = time.perf_counter()
-    encoder = Encoder(weights, *ids.shape, options.target)
+    encoder = Encoder(weights, *ids.shape, target)
     optimised = time.perf_counter() - start
     start = time.perf_counter()
     embeddings = encoder(ids, real)
@@ -314,7 +327,7 @@ def main(arguments: list[str] | None = None) -> int:
         times.append(time.perf_counter() - start)
 
     batch, length = ids.shape
-    print(f"{batch} sentences padded to {length} tokens, target {options.target}")
+    print(f"{batch} sentences padded to {length} tokens, target {target}")
     warm = ", ".join(name for name, kernel in encoder.kernels.items() if kernel.from_cache)
     print(f"kernels from the cache: {warm or 'none'}")
     print(f"optimize {optimised:.2f} s, first pass {first * 1e3:.0f} ms, then {sorted(times)[2] * 1e3:.0f} ms")
