@@ -273,6 +273,8 @@ class _Lowering:
 
     def below(self, t: Term) -> dict[Term, int]:
         """Reductions over loop axes at or below t, with their depths."""
+        if t in self.below_memo:
+            return self.below_memo[t]
         for x in T.postorder([t]):
             if x in self.below_memo:
                 continue
