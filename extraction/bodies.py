@@ -19,6 +19,7 @@ from .region import Region
 
 PARTS = 32  # parts of a split reduction, before their number is chosen
 BEAM = 10
+LIGHT = 0.02  # of a pass: reducing an axis again without a product of tensors
 SPECIAL = frozenset(
     "exp exp2 expm1 log log2 log10 log1p recip sqrt rsqrt tanh erf sinh cosh sin cos tan asin acos atan asinh acosh atanh pow mod floordiv".split()
 )
@@ -47,7 +48,8 @@ class Option:
 @dataclass(slots=True)
 class State:
     """A body (so far).  chosen: bits of options; classes: bits of classes computed or read; leaves: bits of classes that other
-    kernels must store; reduced: bits of axes; passes: depth of loops over one axis."""
+    kernels must store; reduced: bits of axes; passes: how often the work runs: once, and again for every reduction over an axis
+    that the body below has reduced (far less if no product of tensors is below: then the axis may lie whole in a block)."""
 
     score: float
     chosen: int
@@ -55,7 +57,7 @@ class State:
     items: int
     leaves: int
     reduced: int
-    passes: int
+    passes: float
     vec: Vec
 
 
@@ -141,6 +143,7 @@ class Bodies:
             at += len(self.options[c]) + 1
         self.table: list[list[State]] = [[] for _ in range(n)]
         self.wide: dict[int, list[State]] = {}
+        self.write_memo: dict[tuple[int, ...], float] = {}
         self.root_memo: dict[tuple[int, ...], list[State]] = {}
         self._fill()
 
@@ -399,7 +402,7 @@ class Bodies:
                     break
             for s in partial:
                 if o.reduced & s.reduced:
-                    s.passes += 1
+                    s.passes += 1.0 if s.vec[0] > 0 else LIGHT
                     self.rate_state(s)
                 elif not o.children:
                     self.rate_state(s)
@@ -446,7 +449,7 @@ class Bodies:
         states.sort(key=lambda s: (s.score, s.chosen))
         least = min(s.leaves.bit_count() for s in states)
         out: list[State] = []
-        count: dict[tuple[int, int], int] = {}
+        count: dict[tuple[int, float], int] = {}
         same: set[int] = set()
         fused = 0
         for s in states:
@@ -502,7 +505,10 @@ class Bodies:
         return state(root, True)
 
     def writes(self, roots: tuple[int, ...]) -> float:
-        return sum(self.count(self.ax(r)) * DTYPES[self.r.dtype[r]] for r in roots) * self.rate[3]
+        """Seconds that it takes to write these classes."""
+        if roots not in self.write_memo:
+            self.write_memo[roots] = sum(self.count(self.ax(r)) * DTYPES[self.r.dtype[r]] for r in roots) * self.rate[3]
+        return self.write_memo[roots]
 
     def bound(self, s: State, roots: tuple[int, ...]) -> float:
         """Least time of the kernel alone."""

@@ -18,7 +18,7 @@ from .bodies import Bodies, State
 from .plan import Axis, Buffer, Kernel, Store
 from .region import Memory, Region
 
-MOST_POINTS = 40000
+MOST_POINTS = 5000
 MOST_ROLES = 8
 
 

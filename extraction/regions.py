@@ -14,7 +14,7 @@ from .classes import ELEMENTWISE, Classes
 
 WIDE = 1024  # elements along new axes that no block holds beside each other
 WORTH = 2.5  # a cut is forced where recomputing takes this many times as long as storing and reading
-LARGEST = 160  # classes of the source in a region made of several roots
+LARGEST = 400  # classes of the source in a region made of several roots
 
 
 @dataclass

@@ -25,10 +25,12 @@ BESIDE = 1024  # elements along axes that one root of a kernel has and another h
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a search may do before it settles for what it has: kernels lowered in a region, bodies priced for one set of roots."""
+    """How much a search may do before it settles for what it has: kernels lowered in a region, bodies priced for one set
+    of classes (half as many one step down, and so on), sets of classes looked at with more than one body."""
 
     lowerings: int = 400
     bodies: int = 12
+    sets: int = 250
     candidates: int = 12
 
 
@@ -152,6 +154,8 @@ class Search:
         self.memo[wanted] = best  # ends cycles
         tried: dict[tuple, list[float]] = {}
         top, done, most = depth == 0, 0, max(self.limits.bodies >> depth, 3)
+        if len(self.memo) > self.limits.sets and not top:
+            most = 1
         for guess, low, group, s, rest in self.options(wanted):
             limit = min(budget, best.seconds.min() if top else best.seconds.max())
             if top and self.complete:
