@@ -308,11 +308,11 @@ def attention(q, k, v):
     return (p / xp.sum(p, axis=-1, keepdims=True)) @ v
 spec = en.TensorSpec((1, 32, 4096, 128), "bfloat16")
 program = en.trace(attention, spec, spec, spec)
-before = time.perf_counter()
+before, cpu_before = time.perf_counter(), time.process_time()
 kernel = en.optimize(program, "cpu")
-end = time.perf_counter()
-print(json.dumps(dict(cached=kernel.from_cache, optimize=end - before, all=end - start, cpu=time.process_time() - cpu,
-                      egglog="egglog" in sys.modules, source=kernel.source)))
+end, cpu_end = time.perf_counter(), time.process_time()
+print(json.dumps(dict(cached=kernel.from_cache, optimize=end - before, all=end - start, optimize_cpu=cpu_end - cpu_before,
+                      all_cpu=cpu_end - cpu, egglog="egglog" in sys.modules, source=kernel.source)))
 """
 
 
@@ -321,8 +321,8 @@ def test_processes_share_it(
 ) -> None:
     """Two at once with an empty cache, then others with other hash seeds, then again with an empty one.
 
-    Budgets: 2 s in a fresh process with an empty cache, imports included; 50 ms from the cache.  The bounds here are looser, for
-    machines that do other things too."""
+    Budgets: 2 s in a fresh process with an empty cache, imports included; 50 ms from the cache.  The bounds here are looser, and
+    on CPU time, for machines that do other things too."""
     strict = ("-W", "error")
     first = [finished(p) for p in [python(ATTENTION, folder, *strict, PYTHONHASHSEED=str(i)) for i in range(2)]]
     assert len(files(folder)) == 1 and first[0]["source"] == first[1]["source"]
@@ -330,11 +330,11 @@ def test_processes_share_it(
     assert all(w["cached"] and not w["egglog"] and w["source"] == first[0]["source"] for w in warm)
     cold = finished(python(ATTENTION, folder / "other"))
     assert not cold["cached"] and cold["source"] == first[0]["source"]
-    best = min(w["optimize"] for w in warm)
+    best = min(warm, key=lambda w: w["optimize"])
     with capsys.disabled():
-        print(f"\n    optimize(attention): {cold['all']:.2f} s from cold with imports ({cold['cpu']:.2f} s of CPU), ", end="")
-        print(f"{1e3 * best:.0f} ms from the cache")
-    assert cold["all"] < 4 and best < 0.15
+        print(f"\n    optimize(attention): {cold['all']:.2f} s from cold with imports ({cold['all_cpu']:.2f} s of CPU), ", end="")
+        print(f"{1e3 * best['optimize']:.0f} ms from the cache ({1e3 * best['optimize_cpu']:.0f} ms)")
+    assert cold["all_cpu"] < 4 and best["optimize_cpu"] < 0.15
 
 
 HALF = """
