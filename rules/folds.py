@@ -145,7 +145,9 @@ class Finder:
                     continue
                 weights = [m.args[0] for m in self.g.nodes[r.args[0]] if m.op == "red" and m.attr == ("+", self.k)]
                 for w in weights:
-                    if not (self.is_clean(w) and self.varies(w) and all(self.g.has(w, f) for f in ("nonneg", "nonzero", "finite"))):
+                    if not (
+                        self.is_clean(w) and self.varies(w) and all(self.g.has(w, f) for f in ("nonneg", "nonzero", "finite"))
+                    ):
                         continue
                     for m in self.g.nodes[top]:
                         if m.op == "red" and m.attr == ("+", self.k):

@@ -98,6 +98,7 @@ def _declarations() -> list[str]:
 def derive(g: Term, pivots: int) -> Derived | None:
     """The joint merge of g, a term over c0…, R0… R(pivots-1), or None if there is none.  Remembered by structure,
     rejections too."""
+    g = simplified(g)  # sums flat
     key = (g, pivots)
     if key not in _DERIVED:
         _DERIVED[key] = None if _hopeless(g) else _derive(g, pivots)
