@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..codegen.tile import Contract, Load, Loop, Mask, Reduce, Stmt, TileProgram, Value, operands, results, walk
-from ..terms import Affine
+from ..terms import Affine, inner
 from .base import Array, Sizes
 
 SAMPLES = 512
@@ -84,9 +84,13 @@ def live_share(constraints: tuple[Affine, ...], sizes: Sizes) -> tuple[Array, Ar
     for c in constraints:
         least = np.full((len(unique), SAMPLES), float(c.const))
         most = least.copy()
+        scale = dict(c.terms)
         for a, k in c.terms:
-            least += k * (first[a] if k > 0 else last[a])
-            most += k * (last[a] if k > 0 else first[a])
+            step: float | Array = k
+            if a.endswith(".o") and (part := inner(a[:-2])) in scale:  # the program was lowered for one size of parts only
+                step = scale[part] * unique[:, 2 * axes.index(part) + 1, None]
+            least += step * (first[a] if k > 0 else last[a])
+            most += step * (last[a] if k > 0 else first[a])
         alive &= most >= 0
         full &= least >= 0
     # a loop that a block never enters still costs its start: at least one sample's worth
