@@ -1,6 +1,7 @@
 """What a well-formed tile program is.  `problems` lists how one is not; a compiler bug, never the user's fault.
 
 The laws are data: for each kind of statement the axes that its result must have, and what must hold of its parts.
+(A store need not depend on every grid axis: then several blocks write the same value to the same place.)
 """
 
 from __future__ import annotations
@@ -81,7 +82,6 @@ LAWS: dict[type, list[tuple[str, Callable[[Any, TileProgram], bool]]]] = {
         ("writes a buffer that the kernel writes", lambda s, p: s.buffer in [b.name for b in p.writes]),
         ("an index for each dimension", lambda s, p: len(s.index) == len(p.buffer(s.buffer).shape)),
         ("a place for each element", lambda s, p: set(s.arg.axes) <= in_index(s.index)),
-        ("a place for each block", lambda s, p: {a for a in p.grid if p.axes[a].trips > 1} <= in_index(s.index)),
         ("no two elements in one place", lambda s, p: all(injective(ix, p) for ix in s.index)),
     ],
     Loop: [

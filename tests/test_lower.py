@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from eqsat_neptune.codegen import tile
-from eqsat_neptune.codegen.check import check
+from eqsat_neptune.codegen.check import check, problems
 from eqsat_neptune.codegen.lower import LoweringError, lower
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -598,3 +602,81 @@ def test_random_kernels(data: st.DataObject) -> None:
         verify(out, roles, ext, x, tolerance=1e-8, least=1.0)
     except LoweringError as err:
         assert "its loops" in str(err) or "inside a loop over it" in str(err)
+
+
+# ------------------------------------------------------------------ the checker
+
+
+def lowered() -> tile.TileProgram:
+    x = qkv(2, 8, 8, 3, 3)
+    roles = dict(h=("grid", 1), q=("grid", 4), k=("loop", 4), d=("whole", 0), e=("whole", 0))
+    plan = make_plan([({"O": (attend(scores("causal")), ("h", "q", "e"))}, roles)], dict(h=2, q=8, k=8, d=3, e=3), x)
+    return lower(plan.kernels[0], plan.buffers, "float64")
+
+
+def changed(p: tile.TileProgram, kind: type, change: Callable[[Any], Any]) -> tile.TileProgram:
+    """The program with its first statement of a kind changed (None: dropped)."""
+    done = False
+
+    def visit(body: tuple[tile.Stmt, ...]) -> tuple[tile.Stmt, ...]:
+        nonlocal done
+        out: list[tile.Stmt] = []
+        for s in body:
+            if not done and isinstance(s, kind):
+                done = True
+                new = change(s)
+                out += [] if new is None else [new]
+            else:
+                out.append(replace(s, body=visit(s.body)) if isinstance(s, tile.Loop) else s)
+        return tuple(out)
+
+    return replace(p, body=visit(p.body))
+
+
+def wrong_axes(s: Any) -> Any:
+    return replace(s, out=replace(s.out, axes=s.out.axes[:-1]))
+
+
+def in_each_carry(**change: Any) -> Callable[[Any], Any]:
+    return lambda s: replace(s, carries=tuple(replace(c, **change) for c in s.carries))
+
+
+def streaming(s: Any) -> tile.Load:
+    return tile.Load(tile.Value(s.out.id, ("h", "k")), "K", (affine(0, h=1), affine(0, k=1), T.Affine()))
+
+
+DAMAGE: dict[str, tuple[type, Callable[[Any], Any]]] = {
+    "read before it is known": (tile.Load, lambda s: None),
+    "is defined twice": (tile.Mask, lambda s: replace(s, out=replace(s.out, id=1))),
+    "load .*should have axes": (tile.Load, wrong_axes),
+    "contract .*should have axes": (tile.Contract, wrong_axes),
+    "reduce .*should have axes": (tile.Reduce, wrong_axes),
+    "map .*should have axes": (tile.Map, wrong_axes),
+    "the axes of": (tile.Load, lambda s: replace(s, out=replace(s.out, axes=s.out.axes[::-1]))),
+    "a known function": (tile.Map, lambda s: replace(s, fn="softmax")),
+    "as many arguments": (tile.Map, lambda s: replace(s, args=s.args[:1])),
+    "a predicate if its function is": (tile.Map, lambda s: replace(s, out=replace(s.out, predicate=True))),
+    "is a predicate": (tile.Mask, lambda s: replace(s, out=replace(s.out, predicate=False))),
+    "reduces no grid axis": (tile.Reduce, lambda s: replace(s, axes=("q",))),
+    "reduces axes of its argument": (tile.Reduce, lambda s: replace(s, axes=("e",))),
+    "sums axes of its operands": (tile.Contract, lambda s: replace(s, axes=("e",))),
+    "a known operator": (tile.Reduce, lambda s: replace(s, op="-")),
+    "a buffer that the kernel reads": (tile.Load, lambda s: replace(s, buffer="O")),
+    "an index for each dimension": (tile.Load, lambda s: replace(s, index=s.index[1:])),
+    "a place for each element": (tile.Store, lambda s: replace(s, index=(*s.index[:2], T.Affine()))),
+    "no two elements in one place": (tile.Store, lambda s: replace(s, index=(affine(0, h=1, q=1), *s.index[1:]))),
+    "stores cover 0 of 48": (tile.Store, lambda s: None),
+    "walks a loop axis": (tile.Loop, lambda s: replace(s, axis="q")),
+    "carries do not vary along it": (tile.Loop, in_each_carry(phi=tile.Value(99, ("h", "k", "q")))),
+    "carried on before it is known": (tile.Loop, lambda s: replace(s, body=s.body[:-1])),
+    "known carries": (tile.Loop, in_each_carry(kind="?")),
+    "outside of its loops": (tile.Const, streaming),
+}
+
+
+@pytest.mark.parametrize("law", DAMAGE)
+def test_the_checker_sees_damage(law: str) -> None:
+    kind, change = DAMAGE[law]
+    p = lowered()
+    assert not list(problems(p))
+    assert any(re.search(law, found) for found in problems(changed(p, kind, change))), list(problems(changed(p, kind, change)))

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import InputError
 from ...extraction import plan as P
 from ...program import Program
+from ..check import check
 from ..lower import lower
 from ..tile import Loop, TileProgram, walk
 from .bind import Scope
@@ -149,7 +150,7 @@ class CpuKernel:
 
     def __init__(self, plan: P.Plan, program: Program):
         self.plan, self.program = plan, program
-        self.tile_programs = tuple(lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels)
+        self.tile_programs = tuple(check(lower(k, plan.buffers, plan.compute_dtype)) for k in plan.kernels)
         self._prepared = tuple(map(prepare, self.tile_programs))
         self._bound: list[OrderedDict[tuple[Format, ...], Executable]] = [OrderedDict() for _ in plan.kernels]
         self._lock = threading.Lock()
