@@ -323,6 +323,8 @@ def _contract(t: Term, factors: list[Value], env: Env) -> Value:
 def _sum(value: Value, over: Iterable[str], env: Env) -> Value:
     axes, x = value
     over = list(over)
+    if not over:
+        return value
     x = x.sum(axis=tuple(i for i, a in enumerate(axes) if a in over))
     missing = math.prod(env.size(a) for a in over if a not in axes)
     return tuple(a for a in axes if a not in over), np.asarray(x * missing if missing != 1 else x)
