@@ -21,6 +21,8 @@ class Gpu:
     latency      of a load from memory, which bytes in flight must cover
     step         barrier and pipeline bubble of one iteration of a loop
     block        start and end of a block
+    fragment     rows, columns and inner elements of one matrix instruction: products are made of whole ones
+    stages       tiles that a loop may keep in shared memory (1 where copies to it are not asynchronous)
     overlap      share of the non-dominant resources that does not hide behind the dominant one, by resident warps (few, many)
     """
 
@@ -45,6 +47,8 @@ class Gpu:
     launch: float = 3.0e-6
     step: float = 0.10e-6
     block: float = 1.0e-6
+    fragment: tuple[int, int, int] = (16, 8, 16)
+    stages: int = 4
     overlap: tuple[float, float] = (0.60, 0.15)
 
 
@@ -99,18 +103,18 @@ RTX5090 = Gpu(
 )  # fmt: skip
 MI300X = Gpu(
     "MI300X", 304, tensor=550e12, ops=40e12, ops64=20e12, special=10e12, shared=80e12, l2=10e12, dram=4.3e12,
-    l2_bytes=200_000_000, shared_block=64 * 1024, shared_sm=64 * 1024, registers=131072, registers_thread=512, warp=64,
-    pull=40e9, latency=1.2e-6, launch=5e-6,
+    l2_bytes=200_000_000, shared_block=64 * 1024, shared_sm=64 * 1024, registers=131072, registers_thread=256, warp=64,
+    fragment=(16, 32, 32), stages=1, pull=40e9, latency=1.2e-6, launch=5e-6,
 )  # fmt: skip
 MI210 = Gpu(
     "MI210", 104, tensor=130e12, ops=11e12, ops64=11e12, special=2.8e12, shared=22e12, l2=3.5e12, dram=1.3e12,
-    l2_bytes=7_000_000, shared_block=64 * 1024, shared_sm=64 * 1024, registers=131072, registers_thread=512, warp=64,
-    pull=30e9, latency=1.2e-6, launch=6e-6,
+    l2_bytes=7_000_000, shared_block=64 * 1024, shared_sm=64 * 1024, registers=131072, registers_thread=256, warp=64,
+    fragment=(16, 32, 32), stages=1, pull=30e9, latency=1.2e-6, launch=6e-6,
 )  # fmt: skip
-RX7900 = Gpu(
-    "RX 7900 XTX", 96, tensor=0.0, ops=25e12, ops64=0.9e12, special=3.5e12, shared=28e12, l2=3.5e12, dram=0.85e12,
+RX7900 = Gpu(  # 48 work-group processors
+    "RX 7900 XTX", 48, tensor=80e12, ops=25e12, ops64=0.9e12, special=3.5e12, shared=28e12, l2=3.5e12, dram=0.85e12,
     l2_bytes=90_000_000, shared_block=64 * 1024, shared_sm=128 * 1024, registers=196608, registers_thread=256, threads_sm=2048,
-    pull=20e9, latency=1.0e-6, launch=6e-6,
+    fragment=(16, 32, 32), stages=1, pull=40e9, latency=1.0e-6, launch=6e-6,
 )  # fmt: skip
 
 DEVICES: dict[str, Gpu] = {

@@ -128,18 +128,18 @@ class Roofline:
         heavy = bool(np.any(b.tensor > 0))
         for warps in WARPS:
             threads = warps * m.warp
-            row_warps = np.clip(np.ceil(b.rows / 16.0), 1.0, warps)
+            row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
             col_warps = warps / row_warps
             shared = b.shared + b.per_row_warp * row_warps + b.per_col_warp * col_warps
             registers = np.ceil((pressure / 4.0 / threads + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
             if heavy:
-                fits = fits & (np.ceil(b.rows / 16.0) * np.ceil(b.cols / 8.0) >= warps)
+                fits = fits & (np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1]) >= warps)
             time = [b.tensor / max(m.tensor, 1.0), b.ops / self._ops(program), b.special / m.special, shared / m.shared, b.l2 / m.l2]
             time = [x * m.sms for x in time]
             most = np.maximum.reduce(np.broadcast_arrays(*time))
             total = sum(time)
-            for stages in STAGES if np.any(b.staged > 0) else (1,):
+            for stages in sorted({min(n, m.stages) for n in STAGES}) if np.any(b.staged > 0) else (1,):
                 used = b.resident + b.staged * stages
                 resident = np.minimum(np.floor(m.registers / np.maximum(registers * threads, 1.0)), np.floor(m.shared_sm / np.maximum(used + 1024, 1.0)))
                 resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
@@ -197,7 +197,7 @@ class Roofline:
             if id(step.stmt) in units and isinstance(step.stmt, Contract):
                 p = units[id(step.stmt)]
                 m, n = (sizes.elements(tuple(sorted(x))) for x in (p.rows, p.cols))
-                pad[step.stmt.out.id] = np.ceil(m / 16) * 16 * np.ceil(n / 8) * 8 / np.maximum(m * n, 1.0)
+                pad[step.stmt.out.id] = self._whole(m, 0) * self._whole(n, 1) / np.maximum(m * n, 1.0)
         for c in carries:
             if c.next.id in pad:
                 pad[c.phi.id] = pad[c.out.id] = pad[c.next.id]
@@ -257,6 +257,11 @@ class Roofline:
         p = W.Product.of(s)
         return bool(self.machine.tensor and p.rows and p.cols and half(s.a) and half(s.b) and program.compute_dtype != "float64")
 
+    def _whole(self, extent: Array, side: int) -> Array:
+        """Rows, columns or inner elements (0, 1, 2) of whole matrix instructions."""
+        step = self.machine.fragment[side]
+        return np.ceil(extent / step) * step
+
     def _product(
         self, sizes: Sizes, b: _Block, s: Contract, runs: Array, unit: W.Product | None, pad: dict[int, Array], loaded: dict[int, str]
     ) -> None:
@@ -264,7 +269,7 @@ class Roofline:
         m, n, k, batch = (sizes.elements(tuple(sorted(x))) for x in (p.rows, p.cols, p.inner, p.batch))
         one = np.ones(1)
         if unit is not None:
-            mm, nn, kk = np.ceil(m / 16) * 16, np.ceil(n / 8) * 8, np.ceil(k / 16) * 16
+            mm, nn, kk = (self._whole(x, side) for side, x in enumerate((m, n, k)))
             b.tensor = b.tensor + 2.0 * mm * nn * kk * batch * runs
             b.rows, b.cols = np.maximum(b.rows, m), np.maximum(b.cols, n)
             if s.a.id not in pad:  # not yet in registers

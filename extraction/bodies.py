@@ -19,6 +19,7 @@ from .region import Region
 
 PARTS = 32  # parts of a split reduction, before their number is chosen
 BEAM = 10
+BLOCK = 256  # elements of an axis that a block holds at most, for guesses
 LIGHT = 0.02  # of a pass: reducing an axis again without a product of tensors
 SPECIAL = frozenset(
     "exp exp2 expm1 log log2 log10 log1p recip sqrt rsqrt tanh erf sinh cosh sin cos tan asin acos atan asinh acosh atanh pow mod floordiv".split()
@@ -128,8 +129,8 @@ class Bodies:
         self.item_bits: dict[object, int] = {}
         self.item_vecs: list[Vec] = []
         self.vec_memo: dict[int, Vec] = {0: ZERO}
-        self.read_mask = 0  # items that read memory, and the axes of what they read
-        self.read_axes: dict[int, int] = {}
+        self.item_axes: list[int] = []  # axes over which an item works
+        self.read_mask = 0  # items that read memory
         self.mask_memo: dict[frozenset[str], int] = {}
         self.count_memo: dict[int, float] = {}
         n = len(region.nodes)
@@ -180,9 +181,9 @@ class Bodies:
     def item(self, key: object, tensor: float = 0.0, ops: float = 0.0, special: float = 0.0, bytes_: float = 0.0, axes: int = 0) -> int:
         if key not in self.item_bits:
             self.item_bits[key] = 1 << len(self.item_vecs)
-            if axes:
+            self.item_axes.append(axes)
+            if bytes_:
                 self.read_mask |= self.item_bits[key]
-                self.read_axes[len(self.item_vecs)] = axes
             self.item_vecs.append((tensor * self.rate[0], ops * self.rate[1], special * self.rate[2], bytes_ * self.rate[3]))
         return self.item_bits[key]
 
@@ -225,8 +226,8 @@ class Bodies:
         if len(groups) - left > 1:
             ahead += (len(groups) - left - 1) * self.count(right)
         if right and wide & ~right & ~summed and right & ~wide & ~summed:
-            return self.item(key, tensor=2.0 * work, ops=ahead)
-        return self.item(key, ops=work)
+            return self.item(key, tensor=2.0 * work, ops=ahead, axes=every)
+        return self.item(key, ops=work, axes=every)
 
     def _options(self, c: int):  # type: ignore[no-untyped-def]
         r = self.r
@@ -258,7 +259,7 @@ class Bodies:
                     yield from self._views(c, n)
                 case "gather":
                     x = n.args[0]
-                    items = self.item(("gather", c), bytes_=self.count(self.ax(c)) * DTYPES[r.dtype[x]])
+                    items = self.item(("gather", c), bytes_=self.count(self.ax(c)) * DTYPES[r.dtype[x]], axes=self.ax(c))
                     source = r.input_of(x) is not None or r.stored(x) is not None
                     yield Option("node", n, None, (n.args[1],), items, -1 if source else x, 0, 0)
                 case _:
@@ -277,9 +278,9 @@ class Bodies:
     def _elementwise(self, c: int, j: int, n: Node) -> int:
         size = self.count(self.ax(c))
         if n.op in ("add", "mul"):
-            return self.item(("map", c, n.op, n.args), ops=size * (len(n.args) - 1))
+            return self.item(("map", c, n.op, n.args), ops=size * (len(n.args) - 1), axes=self.ax(c))
         special = 1.0 if n.op in ("un", "bi") and n.attr in SPECIAL else 0.0
-        return self.item(("map", c, n.attr, n.args), ops=size * (0.5 if special or n.op == "bi" else 1.0), special=special * size)
+        return self.item(("map", c, n.attr, n.args), ops=size * (0.5 if special or n.op == "bi" else 1.0), special=special * size, axes=self.ax(c))
 
     def _sums(self, c: int, j: int, n: Node):  # type: ignore[no-untyped-def]
         op, axis = n.attr  # type: ignore[misc]
@@ -293,7 +294,7 @@ class Bodies:
                     # nested sums are one product over several axes
                     items = self.product(("sum", c, m.args), [self.ax(a) for a in m.args], k)
                     yield Option("node", n, m, tuple(dict.fromkeys(m.args)), items, -1, k, 0)
-        yield Option("node", n, None, (x,), self.item(("sum", c, op, x), ops=self.count(self.ax(x) | k)), -1, k, 0)
+        yield Option("node", n, None, (x,), self.item(("sum", c, op, x), ops=self.count(self.ax(x) | k), axes=self.ax(x) | k), -1, k, 0)
 
     def _fold(self, c: int, n: Node) -> Option | None:
         h, comp, axis = n.attr  # type: ignore[misc]
@@ -308,7 +309,7 @@ class Bodies:
             if not (isinstance(h.pivots[i], tuple) and h.pivots[i][0] == "fn"):
                 over |= self.ax(n.args[i])
             children.append(n.args[i])
-            items |= self.item(("pivot", axis, n.args[i], str(h.pivots[i])), ops=self.count(self.ax(n.args[i]) | k))
+            items |= self.item(("pivot", axis, n.args[i], str(h.pivots[i])), ops=self.count(self.ax(n.args[i]) | k), axes=self.ax(n.args[i]) | k)
         for i in comps:
             for j, e in h.coef[i]:
                 x = n.args[p + j]
@@ -317,11 +318,11 @@ class Bodies:
                 children.append(x)
                 here = over | self.ax(x)
                 if e.op != "num":
-                    items |= self.item(("weight", axis, own, str(e)), ops=self.count(over), special=self.count(over))
+                    items |= self.item(("weight", axis, own, str(e)), ops=self.count(over), special=self.count(over), axes=over)
                     key = ("absorb", axis, own, x, str(e))
-                    items |= self.product(key, [over, self.ax(x)], k) if self.ax(x) & ~over else self.item(key, ops=self.count(here))
+                    items |= self.product(key, [over, self.ax(x)], k) if self.ax(x) & ~over else self.item(key, ops=self.count(here), axes=here)
                 else:
-                    items |= self.item(("absorb", axis, x), ops=self.count(self.ax(x) | k))
+                    items |= self.item(("absorb", axis, x), ops=self.count(self.ax(x) | k), axes=self.ax(x) | k)
         return Option("node", n, None, tuple(dict.fromkeys(children)), items, -1, k, 0)
 
     def _views(self, c: int, n: Node):  # type: ignore[no-untyped-def]
@@ -516,23 +517,33 @@ class Bodies:
         return self.launch + max(v[0], v[1], v[2], v[3] + self.writes(roots))
 
     def guess(self, s: State, roots: tuple[int, ...]) -> float:
-        """Likely time of the kernel alone: the score, with workers that the grid leaves idle."""
+        """Likely time of the kernel alone: the score, with what every block computes again and with workers that the grid leaves idle."""
         v = s.vec
         moved = v[3] + self.writes(roots)
-        most = max(v[0], v[1], v[2], moved)
         axes = 0
         for r in roots:
             axes |= self.ax(r)
         free = axes & ~s.reduced
+        most = max(v[0], v[1], v[2], moved)
+        t, o, f = v[0], v[1], v[2]
         whole = free  # axes along which every block reads something of its own
-        for i in bits(s.items & self.read_mask):
-            if self.item_vecs[i][3] >= 0.05 * v[3]:
-                whole &= self.read_axes[i]
+        for i in bits(s.items):
+            w = self.item_vecs[i]
+            if w[3] > 0.05 * v[3]:
+                whole &= self.item_axes[i]
+            if w[0] + w[1] + w[2] > 0.03 * most:
+                again = -1.0
+                for b in bits(free & ~self.item_axes[i]):
+                    if self.size[b] > BLOCK:
+                        again = abs(again) * math.ceil(self.size[b] / BLOCK)
+                if again > 0:
+                    t, o, f = t + w[0] * (again - 1), o + w[1] * (again - 1), f + w[2] * (again - 1)
+        most = max(t, o, f, moved)
         blocks = self.count(free & whole)
         for b in bits(free & ~whole):
             blocks *= math.ceil(self.size[b] / 64)
         idle = max(1.0, self.workers / max(blocks, 1.0))
-        return self.launch + (most + 0.25 * (v[0] + v[1] + v[2] + moved - most)) * (0.5 + 0.5 * s.passes) * (1 + 0.6 * (idle - 1))
+        return self.launch + (most + 0.25 * (t + o + f + moved - most)) * (0.5 + 0.5 * s.passes) * (1 + 0.6 * (idle - 1))
 
     def choice(self, s: State, c: int) -> Option | None:
         """The option that a body takes for a class; None: it is read from memory."""

@@ -11,14 +11,14 @@ import numpy as np
 
 from .. import terms as T
 from ..codegen.lower import LoweringError, lower
-from ..codegen.tile import TileProgram
+from ..codegen.tile import TileProgram, walk
 from ..cost_models.base import CostModel, Scores, Sizes
 from ..terms import Affine, Index, Term
 from .bodies import Bodies, State
 from .plan import Axis, Buffer, Kernel, Store
 from .region import Memory, Region
 
-MOST_POINTS = 5000
+MOST_POINTS = 2000
 MOST_ROLES = 8
 
 
@@ -199,6 +199,7 @@ class Pricer:
     def __init__(self, region: Region, model: CostModel, order: Callable[[str], tuple[int, str]]):
         self.r, self.model, self.order = region, model, order
         self.lowerings = 0
+        self.statements = 0
         self.points = 0
 
     def names(self) -> Names:
@@ -278,6 +279,7 @@ class Pricer:
         except LoweringError:
             return None
         self.lowerings += 1
+        self.statements += sum(1 for _ in walk(program.body))
         sizes, parts = self.sizes(program, split)
         scores = self.model.cost(program, sizes)
         self.points += sizes.points

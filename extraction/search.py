@@ -25,10 +25,15 @@ BESIDE = 1024  # elements along axes that one root of a kernel has and another h
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a search may do before it settles for what it has: kernels lowered in a region, bodies priced for one set
-    of classes (half as many one step down, and so on), sets of classes looked at with more than one body."""
+    """How much a search may do in a region before it settles for what it has.
 
-    lowerings: int = 400
+    statements  of tile programs lowered and priced (an attention kernel has about 40), over all bodies and roles
+    bodies      bodies priced for one set of classes (half as many one step down, and so on)
+    sets        sets of classes looked at with more than one body
+    candidates  plans reported
+    """
+
+    statements: int = 12000
     bodies: int = 12
     sets: int = 250
     candidates: int = 12
@@ -163,7 +168,7 @@ class Search:
             before = tried.setdefault((group, s.leaves), [])
             if low >= limit or 0.6 * guess >= limit or len(before) >= 2 or any(abs(s.score - x) <= 1e-3 * x for x in before):
                 continue
-            if math.isfinite(limit) and (done >= most or self.pricer.lowerings >= self.limits.lowerings):
+            if math.isfinite(limit) and (done >= most or self.pricer.statements >= self.limits.statements):
                 break
             before.append(s.score)
             kernels = self.kernels(group, s)
