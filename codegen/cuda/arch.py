@@ -20,7 +20,8 @@ class Arch:
     stages: how many tiles of a loop may be under way (1 where copies to shared memory are not asynchronous).
     row_fragments: fragments of rows that one warp takes where there are rows enough.
     holds: where registers are spent on a left operand that a loop reads again and again: "always" (if it takes few), "few rows"
-    (where so few that warps share a loop's tiles) or "never"."""
+    (where so few that warps share a loop's tiles) or "never".
+    most_registers: of a thread, as estimated, for a kernel without matrix products: beyond, an element a thread is better."""
 
     name: str
     warp: int
@@ -35,6 +36,7 @@ class Arch:
     stages: int = 4
     row_fragments: int = 2
     holds: str = "few rows"
+    most_registers: int = 480
 
     @property
     def grain(self) -> int:

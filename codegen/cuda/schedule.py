@@ -998,7 +998,7 @@ class _Planner:
         if o.shared > arch.shared:
             raise Unsupported(f"{o.shared} bytes of shared memory, {arch.name} has {arch.shared} for a block")
         o.registers = self.count_registers()
-        if o.registers > 480 or (o.registers + 24) * o.threads > 2 * arch.registers:
+        if o.registers > (480 if self.kind == "fragment" else arch.most_registers) or (o.registers + 24) * o.threads > 2 * arch.registers:
             raise Unsupported(f"about {o.registers} registers a thread for {o.threads} threads")
         blocks = min(
             arch.shared_sm // (o.shared + 1024),

@@ -25,6 +25,7 @@ _CDNA = Arch(
     headers=("wave64.h", "hip_primitives.h", "hip_math.h", "hip_mfma.h", "tiles.cuh"),
     stages=1,
     holds="always",
+    most_registers=200,
 )
 # A work-group processor: four SIMDs, twice the shared memory that one block may have.  Operands take twice the registers: both
 # halves of a warp have all of them.
