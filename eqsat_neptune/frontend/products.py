@@ -71,59 +71,62 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     """Einstein summation, with "...", repeated letters (diagonals) and an implicit output.  Three operands or more are contracted
     from left to right.  → red + of mul."""
     xs = [tensor.lift(x) for x in operands]
-    text = subscripts.replace(" ", "")
-    left, arrow, right = text.partition("->")
-    inputs = left.split(",")
-    if len(inputs) != len(xs):
-        raise ShapeError(f"einsum {subscripts!r} names {len(inputs)} operands, {len(xs)} were given")
-    batch = 0
-    labels: list[list[Any]] = []
-    for s, x in zip(inputs, xs):
-        letters, dots = s.replace("...", ""), "..." in s
-        if not (letters.isalpha() or not letters) or s.count("...") > 1:
-            raise ShapeError(f"einsum {subscripts!r}: {s!r} is not made of letters and at most one ...")
-        if len(letters) > x.ndim or (not dots and len(letters) != x.ndim):
-            raise ShapeError(f"einsum {subscripts!r}: {s!r} does not fit an operand of shape {x.shape}")
-        own = x.ndim - len(letters)
-        batch = builtins.max(batch, own)
-        i = s.find("...") if dots else len(s)
-        labels.append([*s[:i], *range(-own, 0), *s[i + 3:]])
-    if arrow:
-        i = right.find("...")
-        if not right.replace("...", "").isalpha() and right.replace("...", ""):
-            raise ShapeError(f"einsum {subscripts!r}: the output {right!r} is not made of letters")
-        out: list[Any] = [*right] if i < 0 else [*right[:i], *range(-batch, 0), *right[i + 3:]]
-    else:
-        letters = left.replace(",", "").replace("...", "")
-        out = [*range(-batch, 0), *sorted(c for c in set(letters) if letters.count(c) == 1)]
-    known = {c for ls in labels for c in ls}
-    if len(set(out)) < len(out) or not set(out) <= known:
-        raise ShapeError(f"einsum {subscripts!r}: the output repeats a letter or has one that no operand has")
-    sizes: dict[Any, int] = {}
-    for ls, x in zip(labels, xs):
-        for c, n in zip(ls, x.shape):
-            if sizes.setdefault(c, n) != n and 1 in (sizes[c], n):
-                sizes[c] = builtins.max(sizes[c], n) if isinstance(c, int) else sizes[c]
-            if sizes[c] != n and not (isinstance(c, int) and n == 1):
-                raise ShapeError(f"einsum {subscripts!r}: {c!r} has extents {sizes[c]} and {n}")
-    total, have = None, []
-    for k, (ls, x) in enumerate(zip(labels, xs)):
-        ls, x = _diagonals(ls, x)
-        later = set(out).union(*labels[k + 1:])
+    labels, out = _parsed(subscripts, [x.shape for x in xs])
+    total: Tensor | None = None
+    have: list[Label] = []
+    for k, (own, x) in enumerate(zip(labels, xs)):
+        own, x = _diagonals(own, x)
         if total is None:
-            total, have = x, ls
+            total, have = x, own
         else:
-            both = [*have, *(c for c in ls if c not in have)]
-            total, have = multiply(_laid_out(total, have, both), _laid_out(x, ls, both)), both
-        drop = tuple(i for i, c in enumerate(have) if c not in later)
-        if drop:
+            both = [*have, *(c for c in own if c not in have)]
+            total, have = multiply(_laid_out(total, have, both), _laid_out(x, own, both)), both
+        later = set(out).union(*labels[k + 1:])
+        if drop := tuple(i for i, c in enumerate(have) if c not in later):
             total = sum(total, axis=drop, dtype=total.dtype)
             have = [c for c in have if c in later]
     assert total is not None
     return tensor.permute(total, [have.index(c) for c in out])
 
 
-def _laid_out(x: Tensor, labels: list[Any], want: list[Any]) -> Tensor:
+Label = str | int                       # a letter; or a dimension of "...", counted from its last: −1, −2, …
+
+
+def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[Label]], list[Label]]:
+    """Labels of each operand's dimensions, and of the output's."""
+    def wrong(why: str) -> ShapeError:
+        return ShapeError(f"einsum {subscripts!r}: {why}", 'as in "bij,bjk->bik": a letter for each dimension')
+
+    def split(text: str, dots: int) -> list[Label]:
+        before, ellipsis, after = text.partition("...")
+        if not all(c.isalpha() for c in before + after):
+            raise wrong(f"{text!r} is not made of letters and at most one ...")
+        return [*before, *(range(-dots, 0) if ellipsis else ()), *after]
+
+    left, arrow, right = subscripts.replace(" ", "").partition("->")
+    texts = left.split(",")
+    if len(texts) != len(shapes):
+        raise wrong(f"it names {len(texts)} operands, {len(shapes)} were given")
+    labels = []
+    for text, shape in zip(texts, shapes):
+        labels.append(split(text, builtins.max(0, len(shape) - len(text.replace("...", "")))))
+        if len(labels[-1]) != len(shape):
+            raise wrong(f"{text!r} does not fit an operand of shape {shape}")
+    every = [c for own in labels for c in own]
+    dots = -builtins.min((c for c in every if isinstance(c, int)), default=0)
+    out = split(right, dots) if arrow else [*range(-dots, 0), *sorted(
+        c for c in set(every) if isinstance(c, str) and left.count(c) == 1)]
+    if len(set(out)) < len(out) or not set(out) <= set(every):
+        raise wrong("its output repeats a letter or has one that no operand has")
+    sizes: dict[Label, int] = {}
+    for own, shape in zip(labels, shapes):
+        for c, n in zip(own, shape):
+            if isinstance(c, str) and sizes.setdefault(c, n) != n:              # dimensions of ... broadcast
+                raise wrong(f"{c!r} has extents {sizes[c]} and {n}")
+    return labels, out
+
+
+def _laid_out(x: Tensor, labels: list[Label], want: list[Label]) -> Tensor:
     x = tensor.permute(x, [labels.index(c) for c in want if c in labels])
     for i, c in enumerate(want):
         if c not in labels:
@@ -131,7 +134,7 @@ def _laid_out(x: Tensor, labels: list[Any], want: list[Any]) -> Tensor:
     return x
 
 
-def _diagonals(labels: list[Any], x: Tensor) -> tuple[list[Any], Tensor]:
+def _diagonals(labels: list[Label], x: Tensor) -> tuple[list[Label], Tensor]:
     """Repeated labels of one operand become one dimension, read along the diagonal."""
     while len(set(labels)) < len(labels):
         j = next(i for i, c in enumerate(labels) if c in labels[:i])
