@@ -118,7 +118,7 @@ class Copies(Elementwise):
         chunk = 16 // DTYPES[buffer.dtype]
         packed = "false"
         if plan.packed:
-            packed = self.packed[s.buffer] if buffer.kind == "input" else self.static_packed(s.buffer, chunk)
+            packed = f"{self.packed[s.buffer]} != 0" if buffer.kind == "input" else self.static_packed(s.buffer, chunk)
         chunks = -(-plan.columns // chunk)
         simple = (
             packed != "false"

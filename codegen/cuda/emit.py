@@ -21,9 +21,10 @@ from .text import Names
 @dataclass(frozen=True)
 class Source:
     """text: the whole translation unit.  launches: in order; their arguments name buffers ("Q"), strides in elements ("Q.stride1"),
-    and temporaries.  workspaces: bytes of each temporary.  packed: input → macro.  The macro says whether the input's last
-    dimension is contiguous and its address and other strides are multiples of 16 bytes (it defaults to what a contiguous array
-    has); arrays for which that differs need the text compiled with -Dmacro=0 (or =1)."""
+    and temporaries.  workspaces: bytes of each temporary.  packed: input → macro, which says how the input lies in memory: 0: anyhow;
+    1: its last dimension is contiguous, its address and its other strides are multiples of 16 bytes; 2: that, and it is row-major
+    without gaps.  It defaults to what a row-major array has; arrays for which that differs need the text compiled with
+    -Dmacro=value, where value is that of `is_packed`."""
 
     text: str
     launches: tuple[Launch, ...]
@@ -32,13 +33,15 @@ class Source:
     packed: dict[str, str] = field(default_factory=dict)
 
 
-def is_packed(shape: Sequence[int], strides: Sequence[int], dtype: str, address: int = 0) -> bool:
-    """Can an array (strides in elements) be read 16 bytes at a time along its last dimension?"""
+def is_packed(shape: Sequence[int], strides: Sequence[int], dtype: str, address: int = 0) -> int:
+    """The value of an input's macro (see `Source.packed`) for an array with these strides, in elements."""
     width = DTYPES[dtype]
-    live = [(n, s) for n, s in zip(shape, strides) if n > 1]
-    if shape and shape[-1] == 1:
-        return address % 16 == 0 and all(s * width % 16 == 0 for _, s in live)
-    return address % 16 == 0 and (not live or live[-1][1] == 1) and all(s * width % 16 == 0 for _, s in live[:-1])
+    if address % 16 or (shape and shape[-1] > 1 and strides[-1] != 1):
+        return 0
+    if any(s * width % 16 for n, s in zip(shape[:-1], strides[:-1]) if n > 1):
+        return 0
+    row_major = all(n == 1 or s == c for n, s, c in zip(shape, strides, contiguous_strides(shape)))
+    return 2 if row_major else 1
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -95,9 +98,9 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
     if used:
-        text.append("// Which inputs have contiguous rows that start at multiples of 16 bytes.")
+        text.append("// How inputs lie in memory.  0: anyhow; 1: rows are contiguous and start at multiples of 16 bytes; 2: row-major, too.")
         for b in used:
-            default = int(is_packed(b.shape, contiguous_strides(b.shape), b.dtype))
+            default = is_packed(b.shape, contiguous_strides(b.shape), b.dtype)
             text.append(f"#ifndef {macros[b.name]}\n#define {macros[b.name]} {default}\n#endif")
         text.append("")
     text += [f.text for f in functions]

@@ -60,7 +60,7 @@ def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np
     for name, macro in source.packed.items():
         x = inputs[name]
         strides = [s // x.itemsize for s in x.strides]
-        flags.append(f"-D{macro}={int(is_packed(x.shape, strides, buffers[name].dtype, x.ctypes.data))}")
+        flags.append(f"-D{macro}={is_packed(x.shape, strides, buffers[name].dtype, x.ctypes.data)}")
     command = [compiler, "-O1", "-std=c++17", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", *flags, "-o", out, path]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -101,6 +101,7 @@ class KernelText:
         self.parameters: list[Parameter] = []
         self.pointer: dict[str, str] = {}
         self.strides: dict[str, tuple[str | int, ...]] = {}
+        self.stride_lines: list[str] = []
         self.packed: dict[str, str] = {}
         for b in dict.fromkeys((*p.reads, *p.writes)):
             if b.name in self.pointer:
@@ -117,8 +118,11 @@ class KernelText:
                     if extent == 1:
                         strides.append(0)
                         continue
-                    strides.append(new(f"{name}_stride{n}"))
-                    self.parameters.append(Parameter(f"{b.name}.stride{n}", "i64", str(strides[-1])))
+                    given, stride = new(f"given_{name}_stride{n}"), new(f"{name}_stride{n}")
+                    strides.append(stride)
+                    self.parameters.append(Parameter(f"{b.name}.stride{n}", "i64", given))
+                    contiguous = math.prod(b.shape[n + 1 :])
+                    self.stride_lines.append(f"const i64 {stride} = {self.macros[b.name]} == 2 ? {contiguous} : {given};")
                 self.strides[b.name] = tuple(strides)
                 self.packed[b.name] = self.macros[b.name]
             else:
@@ -135,6 +139,8 @@ class KernelText:
 
     def preamble(self) -> None:
         t = self.t
+        for line in self.stride_lines:
+            t(line)
         grid = self.grid_order()
         if grid:
             t("// the block's tile of each grid axis; the last one varies fastest")

@@ -169,7 +169,7 @@ class Registers(KernelText):
             )  # type: ignore[operator]
             packed = "true" if contiguous and fits and self.strides[buffer][-1] == 1 else "false"
         else:
-            packed = self.packed[buffer] if contiguous and fits else "false"
+            packed = f"{self.packed[buffer]} != 0" if contiguous and fits else "false"
         return run, step, packed
 
     def one_lane(self, layout: Layout) -> str:
