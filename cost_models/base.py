@@ -63,11 +63,12 @@ class Sizes:
 
 @dataclass
 class Scores:
-    """Predicted time of each point (inf: it cannot run), its parts by resource, and the schedule choices that go with it."""
+    """Predicted time of each point (inf: it cannot run) and the schedule choices that go with it; if asked for, the time's parts by
+    resource, and other figures."""
 
     seconds: Array
-    parts: dict[str, Array]
     choices: dict[str, Array]
+    parts: dict[str, Array] = field(default_factory=dict)
     detail: dict[str, Array] = field(default_factory=dict)
 
 
@@ -87,8 +88,8 @@ class CostModel(Protocol):
         """16-bit dtypes whose products run on matrix units; operands computed in a kernel are rounded to one of them."""
         ...
 
-    def cost(self, program: TileProgram, sizes: Sizes) -> Scores:
-        """Price of the kernel at every point."""
+    def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
+        """Price of the kernel at every point; detail: with parts."""
         ...
 
     def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

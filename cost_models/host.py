@@ -69,7 +69,7 @@ class HostModel:
             out[a] = tuple(t for t in sizes if t < n) + ((n,) if n <= 4096 else ())
         return out
 
-    def cost(self, program: TileProgram, sizes: Sizes) -> Scores:
+    def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
         m = self.machine
         steps, loops = W.steps(program, sizes)
         blocks = W.blocks(program, sizes)
@@ -124,10 +124,13 @@ class HostModel:
         ok = held <= m.memory_block
         seconds = np.where(ok, m.launch + np.maximum(np.maximum(waves * one, serial), traffic), np.inf)
         full = (sizes.points,)
-        parts = {"product": waves * product, "elements": waves * elements, "special": waves * special, "moved": waves * moved, "calls": waves * fixed, "dram": traffic}
-        parts = {k: np.broadcast_to(v, full) for k, v in parts.items()} | {"launch": np.full(full, m.launch)}
-        detail = {"blocks": np.broadcast_to(blocks, full), "bytes": np.broadcast_to(held, full)}
-        return Scores(np.broadcast_to(seconds, full), parts, {}, detail)
+        seconds = np.broadcast_to(seconds, full)
+        if not detail:
+            return Scores(seconds, {})
+        parts = {"product": waves * product, "elements": waves * elements, "special": waves * special, "moved": waves * moved}
+        parts |= {"calls": waves * fixed, "dram": traffic, "launch": np.full(full, m.launch)}
+        more = {"blocks": blocks, "bytes": held}
+        return Scores(seconds, {}, {k: np.broadcast_to(v, full) for k, v in parts.items()}, {k: np.broadcast_to(v, full) for k, v in more.items()})
 
     def _product(self, sizes: Sizes, s: Contract, width: float) -> tuple[Array, float]:
         """Seconds of one product, and its array operations."""

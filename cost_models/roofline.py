@@ -114,7 +114,7 @@ class Roofline:
         return out
 
     # ---- the price
-    def cost(self, program: TileProgram, sizes: Sizes) -> Scores:
+    def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
         m = self.machine
         steps, loops = W.steps(program, sizes)
         blocks = W.blocks(program, sizes)
@@ -123,51 +123,53 @@ class Roofline:
         iterations = sum((it.runs for it in loops), np.zeros(1))
         alive = min((it.alive for it in loops), key=lambda x: float(x.mean()), default=np.ones(1))
         dram = self._dram(program, sizes, steps, blocks)
-        best: dict[str, Array] = {}
         per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
-        heavy = bool(np.any(b.tensor > 0))
+        heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
+        tiles = np.ceil(b.rows / 16.0) * np.ceil(b.cols / 8.0)
+        active = np.minimum(blocks, m.sms)
+        fixed = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / self._ops(program), b.special / m.special, b.l2 / m.l2)]
+        rows: list[tuple[int, int, Array, dict[str, Array]]] = []
         for warps in WARPS:
             threads = warps * m.warp
-            row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
-            col_warps = warps / row_warps
-            shared = b.shared + b.per_row_warp * row_warps + b.per_col_warp * col_warps
+            row_warps = np.clip(np.ceil(b.rows / 16.0), 1.0, warps)
+            shared = (b.shared + b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps) * (m.sms / m.shared)
             registers = np.ceil((pressure / 4.0 / threads + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
             if heavy:
-                fits = fits & (np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1]) >= warps)
-            time = [b.tensor / max(m.tensor, 1.0), b.ops / self._ops(program), b.special / m.special, shared / m.shared, b.l2 / m.l2]
-            time = [x * m.sms for x in time]
+                fits = fits & (tiles >= warps)
+            time = [*fixed, shared]
             most = np.maximum.reduce(np.broadcast_arrays(*time))
             total = sum(time)
-            for stages in sorted({min(n, m.stages) for n in STAGES}) if np.any(b.staged > 0) else (1,):
+            for stages in STAGES if streams else (1,):
                 used = b.resident + b.staged * stages
-                resident = np.minimum(np.floor(m.registers / np.maximum(registers * threads, 1.0)), np.floor(m.shared_sm / np.maximum(used + 1024, 1.0)))
+                resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
                 resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
                 ok = fits & (used <= m.shared_block) & (resident >= 1)
                 together = np.clip(np.minimum(resident, np.ceil(blocks / m.sms)), 1, None)
                 few, many = m.overlap
                 share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
                 compute = per_sm * (most + share * (total - most))
-                waves = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0)))
-                latency = waves * (iterations * m.step + m.block)
-                flight = together * np.where(b.staged > 0, b.staged * max(stages - 1, 1), 0.0) + together * np.where(b.staged > 0, 0.0, b.l2)
+                latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
+                flight = together * (b.staged * max(stages - 1, 1) if streams else b.l2)
                 pull = np.minimum(m.pull, np.maximum(flight, 2048.0) / m.latency)
-                memory = dram / np.minimum(m.dram, np.minimum(blocks, m.sms) * pull) + m.block
+                memory = dram / np.minimum(m.dram, active * pull) + m.block
                 seconds = np.where(ok, m.launch + np.maximum(compute + latency, memory), np.inf)
-                row = {
-                    "seconds": seconds, "warps": np.full(1, warps), "stages": np.full(1, stages), "tensor": per_sm * time[0], "ops": per_sm * time[1],
-                    "special": per_sm * time[2], "shared": per_sm * time[3], "l2": per_sm * time[4], "dram": memory, "latency": latency,
-                    "registers": registers, "shared bytes": used, "resident": resident,
-                }  # fmt: skip
-                if not best:
-                    best = {k: np.broadcast_to(v, (sizes.points,)).astype(float) for k, v in row.items()}
-                else:
-                    better = seconds < best["seconds"] * 0.999
-                    best = {k: np.where(better, v, best[k]) for k, v in row.items()}
-        parts = {k: best[k] for k in ("tensor", "ops", "special", "shared", "l2", "dram", "latency")}
-        parts["launch"] = np.full(sizes.points, m.launch)
-        detail = {"blocks": np.broadcast_to(blocks, (sizes.points,)), **{k: best[k] for k in ("registers", "shared bytes", "resident")}}
-        return Scores(best["seconds"], parts, {"warps": best["warps"], "stages": best["stages"]}, detail)
+                parts = {}
+                if detail:
+                    names = ("tensor", "ops", "special", "l2", "shared")
+                    parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory, "latency": latency, "launch": np.full(1, m.launch)}
+                    parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": blocks}
+                rows.append((warps, stages, np.broadcast_to(seconds, (sizes.points,)), parts))
+        table = np.stack([r[2] for r in rows])
+        best = (table * (1 + 1e-3 * np.arange(len(rows)))[:, None]).argmin(0)  # near-ties go to fewer warps and stages
+        picked = np.arange(sizes.points)
+        choices = {"warps": np.array([float(r[0]) for r in rows])[best], "stages": np.array([float(r[1]) for r in rows])[best]}
+        parts, more = {}, {}
+        if detail:
+            every = {k: np.stack([np.broadcast_to(r[3][k], (sizes.points,)) for r in rows])[best, picked] for k in rows[0][3]}
+            more = {k: every.pop(k) for k in ("registers", "shared bytes", "resident", "blocks")}
+            parts = every
+        return Scores(table[best, picked], choices, parts, more)
 
     def _ops(self, program: TileProgram) -> float:
         return self.machine.ops64 if program.compute_dtype == "float64" else self.machine.ops

@@ -145,7 +145,7 @@ class Bodies:
         self.table: list[list[State]] = [[] for _ in range(n)]
         self.wide: dict[int, list[State]] = {}
         self.write_memo: dict[tuple[int, ...], float] = {}
-        self.root_memo: dict[tuple[int, ...], list[State]] = {}
+        self.root_memo: dict[tuple[int, ...], list[tuple[State, float, float, frozenset[int]]]] = {}
         self._fill()
 
     # ---- axes and counts
@@ -466,8 +466,8 @@ class Bodies:
         return out
 
     # ---- what the search asks
-    def roots(self, roots: tuple[int, ...], keep: int = 32) -> list[State]:
-        """Bodies that compute all roots, best first."""
+    def kernels(self, roots: tuple[int, ...], keep: int = 32) -> list[tuple[State, float, float, frozenset[int]]]:
+        """Bodies that compute all roots, each with a bound on its time, a guess at it, and what it reads that must be stored."""
         if roots not in self.root_memo:
             mine = 0
             for r in roots:
@@ -479,7 +479,7 @@ class Bodies:
                     self.wide[r] = self._states(r, keep)
                 own = [s for s in self.wide[r] if not s.leaves & mine and all(self.r.rank[x] < top for x in bits(s.leaves))]
                 out = own if i == 0 else self.best([j for a in out for b in own if (j := self.join(a, b)) is not None], 2, keep)
-            self.root_memo[roots] = out
+            self.root_memo[roots] = [(s, self.bound(s, roots), self.guess(s, roots), frozenset(bits(s.leaves))) for s in out]
         return self.root_memo[roots]
 
     def apart(self, root: int) -> State | None:

@@ -114,7 +114,7 @@ def extract(
                 stored[c] = Memory(f"t{temps}", tuple(program.axes[a] for a in axes), cl.dtype(c), tuple(map(T.axis_index, axes)))
                 temps += 1
         parts.append(part)
-    build = _Build(cl, parts, stored, temps)
+    build = _Build(cl, model, parts, stored, temps)
     plan, forms, chosen = build.plan([p.found.best for p in parts])
     stats["seconds"] = time.perf_counter() - start
     return Extraction(plan, forms, tuple(build.losers(limits.candidates)), chosen, stats)
@@ -149,8 +149,8 @@ class _Part:
 class _Build:
     """Turns choices under canonical names into a plan under the program's names."""
 
-    def __init__(self, cl: Classes, parts: list[_Part], stored: dict[int, Memory], temps: int):
-        self.cl, self.parts, self.stored, self.temps = cl, parts, stored, temps
+    def __init__(self, cl: Classes, model: CostModel, parts: list[_Part], stored: dict[int, Memory], temps: int):
+        self.cl, self.model, self.parts, self.stored, self.temps = cl, model, parts, stored, temps
 
     def plan(self, choices: list[Choice]) -> tuple[Plan, tuple[str, ...], dict[int, Node]]:
         program = self.cl.program
@@ -173,7 +173,7 @@ class _Build:
         return plan, self.forms(kernels, plan), chosen
 
     def kernel(self, part: _Part, choice: Choice, k: Scored, names: Names, name: str, buffers: dict[str, Buffer]) -> Kernel:
-        tiles, sizes, picks, parts, detail = k.at(choice.part)
+        tiles, sizes, price = k.at(choice.part, self.model)
         stores, _ = stores_of(part.region, k.roots, k.bodies, k.state, names)
         stores = self.real(part, k, stores)
         axis = names.axis
@@ -185,7 +185,7 @@ class _Build:
             extents[axis(a)] = sizes[a]
             if a.endswith((".o", ".i")) and choice.split is not None:
                 extents[base + ".o"], extents[base + ".i"] = int(choice.split.parts[choice.part]), int(choice.split.block[choice.part])
-            axes[axis(a)] = Axis(sizes[a], max(tiles[a], 1), "whole" if role == "loop" and False else role)
+            axes[axis(a)] = Axis(sizes[a], max(tiles[a], 1), role)
         for s in stores:
             if s.buffer not in buffers:
                 c = next(r for r in k.roots if any(m.name == s.buffer for m in self.memories(part, r, names)))
@@ -194,9 +194,10 @@ class _Build:
                 dims = tuple(ix.axes[0] for ix in m.index) if kind == "temp" else ()
                 buffers[s.buffer] = Buffer(s.buffer, m.shape, m.dtype, kind, dims)
         seconds = float(k.seconds[choice.part if len(k.seconds) > 1 else 0])
-        bound = max(parts, key=lambda p: parts[p])
-        choices: dict[str, object] = {n: int(v) for n, v in picks.items()}
-        return Kernel(name, stores, axes, extents, choices, Cost(seconds, parts, bound, dict(detail)))
+        parts = {n: float(v[0]) for n, v in price.parts.items()}
+        choices: dict[str, object] = {n: int(v[0]) for n, v in price.choices.items()}
+        cost = Cost(seconds, parts, max(parts, key=lambda p: parts[p]), {n: float(v[0]) for n, v in price.detail.items()})
+        return Kernel(name, stores, axes, extents, choices, cost)
 
     def occurs(self, axis: str, stores) -> bool:  # type: ignore[no-untyped-def]
         return any(T.base(a) == axis for s in stores for a in _all_axes(s.term) | {a for ix in s.index for a in ix.axes})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -177,20 +177,18 @@ class Scored:
     seconds: np.ndarray
     point: np.ndarray  # index of the best point for each number of parts
     sizes: Sizes
-    scores: Scores
-    leaves: tuple[int, ...]
-    walked: tuple[str, ...] = field(default=())
+    program: TileProgram
 
-    def at(self, i: int) -> tuple[dict[str, int], dict[str, int], dict[str, float], dict[str, float], dict[str, float]]:
-        """(tiles, extents, choices, parts, detail) at the i-th number of parts."""
+    def at(self, i: int, model: CostModel) -> tuple[dict[str, int], dict[str, int], Scores]:
+        """(tiles, extents, price with its parts) at the i-th number of parts."""
         p = int(self.point[i if len(self.point) > 1 else 0])
 
-        def pick(d: dict[str, np.ndarray]) -> dict[str, float]:
-            return {k: float(v[p] if v.size > 1 else v.reshape(-1)[0]) for k, v in d.items()}
+        def pick(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {k: v[p : p + 1] if v.size > 1 else v.reshape(1) for k, v in d.items()}
 
-        tiles = {a: int(v) for a, v in pick(self.sizes.tile).items()}
-        extents = {a: int(v) for a, v in pick(self.sizes.extent).items()}
-        return tiles, extents, pick(self.scores.choices), pick(self.scores.parts), pick(self.scores.detail)
+        one = Sizes(pick(self.sizes.tile), pick(self.sizes.extent))
+        tiles = {a: int(v[0]) for a, v in one.tile.items()}
+        return tiles, {a: int(v[0]) for a, v in one.extent.items()}, model.cost(self.program, one, detail=True)
 
 
 class Pricer:
@@ -294,8 +292,7 @@ class Pricer:
         seconds = seconds[point]
         if not np.isfinite(seconds).any():
             return None
-        leaves = tuple(i for i in range(len(self.r.nodes)) if state.leaves >> i & 1)
-        return Scored(roots, bodies, state, roles, seconds, point, sizes, scores, leaves)
+        return Scored(roots, bodies, state, roles, seconds, point, sizes, program)
 
     def sizes(self, program: TileProgram, split: Split | None) -> tuple[Sizes, int]:
         """All combinations of tile sizes, for every number of parts if the kernel sees the split axis."""

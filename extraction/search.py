@@ -215,15 +215,18 @@ class Search:
         last = max(wanted, key=lambda c: self.r.rank[c])
         bodies = self.view(self.partial.get(last))
         out = []
+        ahead: dict[frozenset[int], tuple[float, float]] = {}
         for group in self.groups(last, wanted):
-            for s in bodies.roots(group):
-                leaves = frozenset(bits(s.leaves))
-                if not self.allowed(leaves):
+            others = wanted - frozenset(group)
+            for s, low, guess, leaves in bodies.kernels(group):
+                if leaves and self.partial and not self.allowed(leaves):
                     continue
-                rest = (wanted - frozenset(group)) | leaves
-                low = bodies.bound(s, group) + self.floor(rest)
-                if math.isfinite(low):
-                    out.append((bodies.guess(s, group) + self.guess(rest), low, group, s, rest))
+                rest = others | leaves
+                if rest not in ahead:
+                    ahead[rest] = self.floor(rest), self.guess(rest)
+                floor, later = ahead[rest]
+                if math.isfinite(low + floor):
+                    out.append((guess + later, low + floor, group, s, rest))
         return sorted(out, key=lambda o: (o[0], o[2], o[3].chosen))
 
     def allowed(self, leaves: frozenset[int]) -> bool:
