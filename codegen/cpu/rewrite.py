@@ -87,7 +87,7 @@ def uses(p: TileProgram) -> dict[int, int]:
 def point(p: TileProgram, axis: str) -> bool:
     """Is a tile of this axis always a single element that exists, so that arrays need no dimension for it?"""
     x = p.axes[axis]
-    return x.tile == 1 and not (axis in p.limits and x.role == "whole")
+    return x.tile == 1 and (axis not in p.limits or x.role == "loop")
 
 
 # ------------------------------------------------------------------ contractions
