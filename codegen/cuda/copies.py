@@ -135,7 +135,7 @@ class Copies(Elementwise):
             outer = plan.outer[0] if plan.outer else None
             step = self.stride_of(s, outer) if outer else "0"
             rows, columns = self.rest(outer, f), self.rest(plan.inner[0], f)
-            if not plan.outer or plan.outer == ("one",):
+            if self.size(plan.outer) == 1:
                 rows = "1"
             call = f"fill_rows<{count}>({tile}, {who}, {memory} + ({origin}), {step}, {rows}, {columns});"
             if packed == "true":

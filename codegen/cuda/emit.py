@@ -13,7 +13,8 @@ from .arch import Arch
 from .fragments import Fragments
 from .kernel import Function
 from .layout import Unsupported
-from .schedule import HALVES, Precision, Schedule, plan
+from .planner import plan
+from .schedule import HALVES, Precision, Schedule
 from .simple import Simple, SimpleText, plan_simple
 from .text import Names
 
@@ -98,7 +99,9 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
     if used:
-        text.append("// How inputs lie in memory.  0: anyhow; 1: rows are contiguous and start at multiples of 16 bytes; 2: row-major, too.")
+        text.append(
+            "// How inputs lie in memory.  0: anyhow; 1: rows are contiguous and start at multiples of 16 bytes; 2: row-major, too."
+        )
         for b in used:
             default = is_packed(b.shape, contiguous_strides(b.shape), b.dtype)
             text.append(f"#ifndef {macros[b.name]}\n#define {macros[b.name]} {default}\n#endif")

@@ -21,7 +21,9 @@ from .schedule import Precision
 from .text import C_TYPES, Names, Text, apply, constant
 
 OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
-HEAVY = frozenset("exp exp2 expm1 log log2 log10 log1p tanh sinh cosh sin cos tan asin acos atan asinh acosh atanh erf pow mod".split())
+HEAVY = frozenset(
+    "exp exp2 expm1 log log2 log10 log1p tanh sinh cosh sin cos tan asin acos atan asinh acosh atanh erf pow mod".split()
+)
 MOST_WORKSPACE = 1 << 30
 THREADS = 256
 
@@ -70,7 +72,11 @@ class _Planner:
                     if isinstance(r, Loop):
                         times += sum(c.next == s.out or c.init == s.out for c in r.carries)
                     elif s.out in operands(r):
-                        space = set(r.out.axes) if not isinstance(r, Store) else {a for ix in r.index for a in ix.axes} | set(r.arg.axes)
+                        space = (
+                            set(r.out.axes)
+                            if not isinstance(r, Store)
+                            else {a for ix in r.index for a in ix.axes} | set(r.arg.axes)
+                        )
                         if isinstance(r, Reduce):
                             space |= set(r.arg.axes)
                         elif isinstance(r, Contract):
@@ -141,7 +147,9 @@ class SimpleText(KernelText):
     def read(self, v: Value, at: Spot) -> str:
         where, _ = self.s.places[v.id]
         place = self.place(v, at)
-        return f"load_shared<{self.compute}>({place})" if where == "shared" else f"*({self.compute}*)({self.workspace} + ({place}))"
+        return (
+            f"load_shared<{self.compute}>({place})" if where == "shared" else f"*({self.compute}*)({self.workspace} + ({place}))"
+        )
 
     def write(self, v: Value, at: Spot, text: str) -> None:
         where, _ = self.s.places[v.id]
@@ -292,7 +300,11 @@ class Spot(Place):
             if u.id in self.known or u.id in k.consts:
                 stack.pop()
                 continue
-            missing = [] if u.id in k.s.places else [a for a in operands(k.defs[u.id]) if a.id not in self.known and a.id not in k.consts]
+            missing = (
+                []
+                if u.id in k.s.places
+                else [a for a in operands(k.defs[u.id]) if a.id not in self.known and a.id not in k.consts]
+            )
             if missing:
                 stack.extend(reversed(missing))
                 continue
@@ -319,4 +331,3 @@ class Spot(Place):
                 return f"({guard} ? {read} : ({k.ctype(s.out)})0)" if guard else read
         assert isinstance(s, Gather)
         return k.gather_text(s, self, self.value(s.position), [self.holds(k.p.limits[a]) for a in s.out.axes if a in k.p.limits])
-

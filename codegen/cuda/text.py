@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...terms import PREDICATES, Affine
+from ...terms import Affine
 from .arch import Arch
 
 C_TYPES = {
@@ -166,6 +166,3 @@ def apply(fn: str, args: list[str], predicates: list[bool], compute: str, fast: 
     f, one = ("f", "1.0f") if compute == "float" else ("", "1.0")
     return form.format(*(number(n) for n in range(len(args))), f=f, one=one)
 
-
-def is_predicate(fn: str) -> bool:
-    return fn in PREDICATES

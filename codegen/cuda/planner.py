@@ -1,0 +1,249 @@
+"""From a tile program to a `Schedule`; raises `Unsupported` where fragments cannot express it.  Here: shared memory and registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...program import DTYPES
+from ..lower import live as live_statements
+from ..tile import (
+    Const,
+    Contract,
+    Iota,
+    Load,
+    Loop,
+    Map,
+    Mask,
+    Reduce,
+    Stmt,
+    Store,
+    TileProgram,
+    operands,
+    results,
+    walk,
+)
+from .arch import Arch
+from .layout import Unsupported
+from .placement import Placement
+from .schedule import ContractPlan, Precision, Schedule, TilePlan, staged_shape, tile_bytes
+from .simplify import fold_exponentials
+
+
+def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
+    if not precision.accurate and precision.compute == "float32":
+        p = fold_exponentials(p)
+    return Planner(p, arch, precision).run()
+
+
+class Planner(Placement):
+    def run(self) -> Schedule:
+        self.choose_matrices()
+        self.choose_warps()
+        self.choose_left()
+        self.choose_sides()
+        self.make_groups()
+        self.place()
+        self.demand()
+        self.allocate()
+        return self.out
+
+    def allocate(self) -> None:
+        o, p, arch = self.out, self.p, self.arch
+        loop_of: dict[int, str | None] = {}
+
+        def scopes(body: tuple[Stmt, ...], loop: str | None) -> Iterator[None]:
+            for s in body:
+                if isinstance(s, Loop):
+                    yield from scopes(s.body, s.axis)
+                elif isinstance(s, Load):
+                    loop_of[s.out.id] = loop
+            yield
+
+        for _ in scopes(p.body, None):
+            pass
+        fixed = ring = 0
+        for vid, t in o.tiles.items():
+            t.loop = loop_of[vid]
+        passing = self.hold()
+        for vid, t in o.tiles.items():
+            dtype = p.buffer(t.load.buffer).dtype
+            t.packed = self.packable(t, dtype)
+            t.bytes = tile_bytes(t.rows, t.columns, DTYPES[dtype])
+            if vid in passing:
+                pass
+            elif t.loop is None:
+                fixed += t.bytes
+            else:
+                ring += t.bytes * self.ws
+        staged = 0
+        for c in o.contracts.values():
+            for x, own in ((c.left, c.left_axes), (c.right, c.right_axes)):
+                if x.where == "staged":
+                    assert x.layout is not None and x.layout.row is not None and x.layout.column is not None
+                    width = DTYPES[c.dtype]
+                    x.bytes = tile_bytes(*staged_shape(x.layout, arch), width)
+                    staged += x.bytes * self.ws
+        want = p.choices.get("stages")
+        trips = max((p.axes[s.axis].trips for s in walk(p.body) if isinstance(s, Loop)), default=1)
+        if isinstance(want, int):
+            stages = max(1, want)
+        else:
+            room = min(arch.shared, arch.shared_sm // 2 - 1024) - fixed - staged - 1024
+            most = arch.stages if self.ws > 1 or self.wr * self.arch.fragment[0] <= 32 else 2
+            stages = max(2, min(most, room // ring if ring else 2))
+        stages = max(1, min(stages, trips, arch.stages))
+        while stages > 1 and fixed + staged + ring * stages > arch.shared - 2048:
+            stages -= 1
+        at = over = 0
+        for vid, t in sorted(o.tiles.items(), key=lambda x: x[1].loop is not None):
+            t.stages = stages if t.loop is not None else 1
+            size = -(-t.bytes // 128) * 128 * t.stages * (self.ws if t.loop is not None else 1)
+            if vid in passing:  # where the loop's tiles will lie
+                t.offset = over
+                over += size
+            else:
+                t.offset = at
+                at += size
+        start = sum(-(-t.bytes // 128) * 128 for vid, t in o.tiles.items() if t.loop is None and vid not in passing)
+        for vid in passing:
+            o.tiles[vid].offset += start
+        at = max(at, start + over)
+        for c in o.contracts.values():
+            for x in (c.left, c.right):
+                if x.where == "staged":
+                    x.offset = at
+                    at += -(-x.bytes // 128) * 128 * self.ws
+        o.scratch = at
+        o.scratch_bytes = self.scratch_bytes()
+        merge = 0
+        if o.split is not None:
+            merge = self.merge_bytes(o.split)
+        o.shared = max(at + o.scratch_bytes, merge)
+        if o.shared > arch.shared:
+            raise Unsupported(f"{o.shared} bytes of shared memory, {arch.name} has {arch.shared} for a block")
+        o.registers = self.count_registers()
+        if (
+            o.registers > (480 if self.kind == "fragment" else arch.most_registers)
+            or (o.registers + 24) * o.threads > 2 * arch.registers
+        ):
+            raise Unsupported(f"about {o.registers} registers a thread for {o.threads} threads")
+        blocks = min(
+            arch.shared_sm // (o.shared + 1024),
+            arch.registers // (o.threads * min(255, max(32, o.registers + (72 if self.kind == "fragment" else 32)))),
+            2048 // o.threads,
+        )
+        o.min_blocks = max(1, min(8, blocks))
+
+    def hold(self) -> set[int]:
+        """Decides which left operands stay in registers while a loop runs.  The result: tiles that nothing needs any more when the
+        loop writes its own."""
+        o, p = self.out, self.p
+        loops = [s for s in walk(p.body) if isinstance(s, Loop)]
+        inside = {x.out.id for s in loops for x in walk(s.body) if isinstance(x, Contract)}
+        if self.arch.holds == "always":
+            for n, c in o.contracts.items():
+                fits = c.kind == "tensor" and c.left.where == "tile" and self.held_registers(n, c) <= 32
+                if fits and n in inside and o.tiles[c.left.value.id].loop is None:
+                    c.left.held = True
+        if self.arch.stages > 1 or self.ws > 1 or len(loops) != 1:
+            return set()
+        kept = {c.left.value.id for n, c in o.contracts.items() if c.left.held and n in inside}
+        read = {x.value.id for c in o.contracts.values() for x in (c.left, c.right) if x.where == "tile" and not x.held}
+        return {vid for vid in kept - read if o.tiles[vid].loop is None and not o.instances.get(vid)}
+
+    def held_registers(self, result: int, c: ContractPlan) -> int:
+        row = self.out.home[result].row
+        assert row is not None
+        rows, _, inner = self.arch.fragment
+        return c.steps * rows * inner // self.arch.warp // 2 * -(-row.padded // (rows * self.wr))
+
+    def packable(self, t: TilePlan, dtype: str) -> bool:
+        """May the tile be copied in chunks of 16 bytes, as far as can be known before the arrays are?"""
+        chunk = 16 // DTYPES[dtype]
+        index = t.load.index
+        if not index:
+            return False
+        last = t.inner[-1]
+        terms = dict(index[-1].terms)
+        if terms.get(last) != 1 or any(last in ix.axes for ix in index[:-1]):
+            return False
+        if len(t.inner) > 1 and self.tile[last] % chunk:
+            return False
+        x = self.p.axes[last]
+        if x.role != "whole" and x.tile % chunk:
+            return False
+        if last in self.p.limits and self.p.limits[last].axes != (last,) and x.extent % chunk:
+            return False
+        if any(c % chunk for a, c in index[-1].terms if a != last) or index[-1].const % chunk:
+            return False
+        shape = self.p.buffer(t.load.buffer).shape
+        lo, hi = index[-1].bounds(self.p.extents)
+        return lo >= 0 and (hi < shape[-1] or last in self.p.limits)
+
+    def scratch_bytes(self) -> int:
+        """For exchanges between warps and between layouts, one at a time."""
+        width = 8 if self.precision.compute == "float64" else 4
+        most = 0
+        for s in walk(self.p.body):
+            if isinstance(s, Reduce):
+                frame = self.out.frames[s.out.id]
+                reduced = set(self.live(s.axes))
+                rows, columns = ((g.padded if g and not set(g.axes) & reduced else 1) for g in frame)
+                across = max((g.warps for g in frame if g and set(g.axes) & reduced), default=1)
+                if across > 1:
+                    most = max(most, across * rows * columns * width)
+                home = self.out.home[s.out.id]
+                if self.reduced(frame, reduced) != home:
+                    most = max(most, *(g.size * width for g in home if g))
+        for v, have in self.out.instances.items():
+            if v in self.out.home and len(have) > 1:
+                most = max([most, *(g.size * width for layout in have for g in layout if g)])
+        return most
+
+    def merge_bytes(self, loop: Loop) -> int:
+        width = 8 if self.precision.compute == "float64" else 4
+        total = 0
+        for c in loop.carries:
+            home = self.out.home[c.phi.id]
+            total += self.ws * (home.row.size if home.row else 1) * (home.column.padded + 4 if home.column else 1) * width
+        return total
+
+    def count_registers(self) -> int:
+        """Registers alive at once at the worst place, in 32-bit words."""
+        width = 2 if self.precision.compute == "float64" else 1
+        inline = {s.out.id for s in walk(self.p.body) if isinstance(s, Const | Iota | Mask)}
+
+        def slots(v: int) -> int:
+            if v in inline:
+                return 0
+            return width * sum(x.slots for x in self.out.instances.get(v, ()))
+
+        def peak(body: tuple[Stmt, ...], after: set[int]) -> int:
+            alive, worst = set(after), 0
+            for s in reversed(body):
+                if isinstance(s, Loop):
+                    inside = (
+                        alive | {c.next.id for c in s.carries} | {v for x in walk(s.body) for v in (o.id for o in operands(x))}
+                    )
+                    made = {v.id for x in walk(s.body) for v in results(x)} | {v.id for c in s.carries for v in (c.phi, c.out)}
+                    through = {v for v in inside if v not in made}
+                    worst = max(worst, peak(s.body, through | {c.next.id for c in s.carries}))
+                    alive = (
+                        (alive - {c.out.id for c in s.carries})
+                        | (through - {c.next.id for c in s.carries})
+                        | {c.init.id for c in s.carries}
+                    )
+                    continue
+                used = {v.id for v in operands(s)}
+                if isinstance(s, Map) and s.args and any(a.id not in alive and slots(a.id) == slots(s.out.id) for a in s.args):
+                    alive.discard(s.out.id)  # in place
+                if isinstance(s, Contract | Reduce) and s.acc and s.acc.id not in alive:
+                    alive.discard(s.out.id)
+                worst = max(worst, sum(map(slots, alive | used)))
+                if not isinstance(s, Store):
+                    alive.discard(s.out.id)
+                alive |= used
+            return worst
+
+        held = sum(self.held_registers(n, c) for n, c in self.out.contracts.items() if c.left.held)
+        return peak(live_statements(self.p.body, set()), set()) + held

@@ -1,0 +1,98 @@
+"""Tile programs rebuilt: statements replaced, an axis of extent 1 added to a chain of values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..tile import (
+    Carry,
+    Contract,
+    Gather,
+    Load,
+    Loop,
+    Map,
+    Reduce,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+    operands,
+    results,
+    walk,
+)
+
+
+def highest_id(p: TileProgram) -> int:
+    n = 0
+    for s in walk(p.body):
+        n = max([n, *(v.id for v in (*operands(s), *results(s)))])
+        if isinstance(s, Loop):
+            n = max([n, *(v.id for c in s.carries for v in (c.phi, c.next))])
+    return n
+
+
+def rebuild(body: tuple[Stmt, ...], f) -> tuple[Stmt, ...]:  # type: ignore[no-untyped-def]
+    """Every statement replaced by those that f gives; loops after their bodies."""
+    out: list[Stmt] = []
+    for s in body:
+        if isinstance(s, Loop):
+            s = replace(s, body=rebuild(s.body, f))
+        out.extend(f(s))
+    return tuple(out)
+
+
+def with_axis(p: TileProgram, start: set[int], axis: str) -> TileProgram:
+    """The program with an axis of extent 1 added to some values and to all that depend on them."""
+    has: set[int] = set(start)
+
+    def value(v: Value) -> Value:
+        return replace(v, axes=tuple(sorted((*v.axes, axis)))) if v.id in has and axis not in v.axes else v
+
+    def spread(body: tuple[Stmt, ...]) -> bool:
+        changed = False
+        for s in body:
+            if isinstance(s, Loop):
+                for c in s.carries:
+                    group = {c.phi.id, c.next.id, c.out.id}
+                    if (has & (group | {c.init.id})) and not group <= has:
+                        has.update(group)
+                        changed = True
+                changed |= spread(s.body)
+            elif not isinstance(s, Store) and s.out.id not in has and any(v.id in has for v in operands(s)):
+                has.add(s.out.id)
+                changed = True
+        return changed
+
+    while spread(p.body):
+        pass
+
+    def f(s: Stmt) -> list[Stmt]:
+        match s:
+            case Map():
+                return [replace(s, out=value(s.out), args=tuple(map(value, s.args)))]
+            case Reduce():
+                return [replace(s, out=value(s.out), arg=value(s.arg), acc=s.acc and value(s.acc))]
+            case Contract():
+                return [replace(s, out=value(s.out), a=value(s.a), b=value(s.b), acc=s.acc and value(s.acc))]
+            case Gather():
+                return [replace(s, out=value(s.out), position=value(s.position))]
+            case Store():
+                return [replace(s, arg=value(s.arg))]
+            case Loop():
+                return [
+                    replace(
+                        s,
+                        carries=tuple(
+                            Carry(value(c.init), value(c.phi), value(c.next), value(c.out), c.kind, c.op) for c in s.carries
+                        ),
+                    )
+                ]
+        return [replace(s, out=value(s.out))]
+
+    from ...extraction.plan import Axis
+
+    return replace(p, axes={**p.axes, axis: Axis(1, 1, "whole")}, extents={**p.extents, axis: 1}, body=rebuild(p.body, f))
+
+
+def index_axes(s: Stmt) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(a for ix in s.index for a in ix.axes)) if isinstance(s, Load | Store | Gather) else ()

@@ -1,0 +1,156 @@
+"""Which contractions are matrix products, and how many warps share rows, columns or a loop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..tile import (
+    Contract,
+    Loop,
+    Map,
+    Reduce,
+    Stmt,
+    Store,
+    Value,
+    walk,
+)
+from .facts import Facts
+from .layout import Unsupported
+from .rewrite import highest_id, rebuild, with_axis
+from .schedule import mergeable
+
+UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
+
+
+class Warps(Facts):
+    def choose_matrices(self) -> None:
+        """Contractions become matrix products where they can; the others a product and a sum."""
+        unit: set[int] = set()
+        for s in walk(self.p.body):
+            if isinstance(s, Contract):
+                m = self.matrix(s)
+                if m and self.tensor_dtype(s) and (not m[0]) != (not m[1]) and math.prod(self.tile[x] for x in m[2]) >= 16:
+                    few = s.a if not m[0] else s.b
+                    rows = [x for x in few.axes if x not in (s.b if few is s.a else s.a).axes and x not in s.axes]
+                    if self.forced or rows:  # an axis of extent 1 that only this operand has serves as rows
+                        self.forced.update(rows[:1])
+                    elif not unit and (self.free(few) or not m[0]):
+                        unit.add(few.id)
+        if unit and not self.forced:
+            self.p = with_axis(self.p, unit, UNIT)
+            self.tile[UNIT] = 1
+            self.forced.add(UNIT)
+            self.index()
+        fresh = highest_id(self.p)
+
+        def f(s: Stmt) -> list[Stmt]:
+            nonlocal fresh
+            if not isinstance(s, Contract):
+                return [s]
+            m = self.matrix(s)
+            if m and m[0] and m[1]:
+                return [s]
+            frame = tuple(sorted({*s.a.axes, *s.b.axes}))
+            fresh += 1
+            product = Value(fresh, frame)
+            return [Map(product, "mul", (s.a, s.b)), Reduce(s.out, "+", s.axes, product, s.acc, s.role)]
+
+        self.p = replace(self.p, body=rebuild(self.p.body, f))
+        self.index()
+        self.matrices = {s.out.id: s for s in walk(self.p.body) if isinstance(s, Contract)}
+        if any(isinstance(s, Reduce) and not self.live(s.axes) for s in walk(self.p.body)):
+            self.p = replace(self.p, body=rebuild(self.p.body, self.trivial_reduce))
+            self.index()
+
+    def trivial_reduce(self, s: Stmt) -> list[Stmt]:
+        """A reduction over axes of which the block sees one position."""
+        if not isinstance(s, Reduce) or self.live(s.axes):
+            return [s]
+        zero = self.limited(s.axes)
+        if zero:
+            raise Unsupported("a ragged axis with tile 1 is reduced")
+        fn = {"+": "add", "*": "mul", "max": "max", "min": "min"}[s.op]
+        return [Map(s.out, fn, (s.acc, s.arg) if s.acc else (s.arg,), s.role)]
+
+    def choose_warps(self) -> None:
+        p, arch = self.p, self.arch
+        choices = p.choices
+        want = choices.get("warps")
+        self.kind = "fragment" if self.matrices else "vector"
+        self.wr = self.wc = self.ws = 1
+        self.split: Loop | None = None
+        if self.kind == "vector":
+            return self.choose_vector_warps()
+        shapes = []
+        for s in self.matrices.values():
+            m = self.matrix(s)
+            assert m is not None
+            v = self.chained(s)
+            a, b = (m[1], m[0]) if v is s.b else (m[0], m[1])
+            shapes.append((math.prod(self.tile[x] for x in a), math.prod(self.tile[x] for x in b), v is not None))
+        chain = any(c for _, _, c in shapes)
+        if chain:
+            rows = max((a for a, _, c in shapes if c))
+            per = arch.row_fragments * arch.fragment[0] if rows >= 8 * arch.fragment[0] else arch.fragment[0]
+            if isinstance(want, int):
+                per = max(arch.fragment[0], -(-rows // want))
+            warps = max(1, rows // per)
+            if rows <= arch.fragment[0]:
+                self.split = self.splittable(want if isinstance(want, int) else 4)
+            if self.split is None:
+                self.wr = min(warps, 16, arch.most_warps)
+        else:
+            rows = max(min(a, b) if not any(self.left_fixed(s) for s in self.matrices.values()) else a for a, b, _ in shapes)
+            m0, n0 = self.extent_pair()
+            total = want if isinstance(want, int) else (8 if m0 * n0 >= 128 * 256 else 4)
+            options = [
+                (m0 / r + n0 / c, r, c)
+                for r in (1, 2, 4, 8, 16)
+                for c in (1, 2, 4, 8, 16)
+                if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or n0 % (c * arch.grain) == 0)
+            ]
+            while not options:
+                total //= 2
+                options = [
+                    (m0 / r + n0 / c, r, c)
+                    for r in (1, 2, 4, 8, 16)
+                    for c in (1, 2, 4, 8, 16)
+                    if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or n0 % (c * arch.grain) == 0)
+                ]
+            _, self.wr, self.wc = min(options)
+
+    def left_fixed(self, s: Contract) -> bool:
+        return self.chained(s) is not None
+
+    def extent_pair(self) -> tuple[int, int]:
+        """Rows and columns of the largest product, with the contiguous axis of the result as its columns."""
+        wanted = self.columns_wanted()
+        best = (0, 0, 0)
+        for s in self.matrices.values():
+            m = self.matrix(s)
+            assert m is not None
+            a, b = (math.prod(self.tile[x] for x in g) for g in m[:2])
+            if set(m[0]) & wanted and not set(m[1]) & wanted:
+                a, b = b, a
+            best = max(best, (a * b, a, b))
+        return best[1], best[2]
+
+    def splittable(self, warps: int) -> Loop | None:
+        """The loop whose tiles the warps can share, each with its own state; its tile shrinks accordingly."""
+        loops = [s for s in walk(self.p.body) if isinstance(s, Loop)]
+        if len(loops) != 1 or not loops[0].carries or any(isinstance(s, Store) for s in loops[0].body):
+            return None
+        loop = loops[0]
+        t = self.tile[loop.axis]
+        while warps > 1 and (t % warps or t // warps < self.arch.fragment[2]):
+            warps //= 2
+        if warps <= 1 or not mergeable(loop):
+            return None
+        self.ws = warps
+        self.tile[loop.axis] = t // warps
+        return loop
+
+    def choose_vector_warps(self) -> None:
+        """Columns over the lanes of one or more warps, rows over the rest."""
+        self.vector_warps = self.p.choices.get("warps")
