@@ -354,16 +354,21 @@ def test_graphs_grow_linearly_with_layers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [GPU, "cpu"])
-def test_search_grows_linearly_with_layers(target: str) -> None:
-    seconds, nodes = {}, {}
+def test_search_grows_linearly_with_layers(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    seconds, nodes, kernels = {}, {}, {}
     for n in (2, 4, 8):
         program = layers(n)
         start = time.process_time()
         k = en.optimize(program, target, rules=rules.RULES)
         seconds[n], nodes[n] = time.process_time() - start, k._record.info["egraph"]["nodes"]
-        assert len(k.plan.kernels) <= 7 * n
-    assert nodes[8] - nodes[4] <= 2.2 * (nodes[4] - nodes[2])
-    assert seconds[8] <= 2.5 * seconds[4] and seconds[8] <= 6.0, seconds
+        kernels[n] = len(k.plan.kernels)
+    with capsys.disabled():
+        print(
+            f"\n    layers on {target}: "
+            + ", ".join(f"{n}: {nodes[n]} e-nodes, {kernels[n]} kernels, {s:.1f} s of CPU" for n, s in seconds.items())
+        )
+    assert seconds[8] <= 2.5 * seconds[4] and nodes[8] - nodes[4] <= 2.2 * (nodes[4] - nodes[2])
+    assert kernels[8] - kernels[4] == 2 * (kernels[4] - kernels[2]) <= 32, f"{kernels}: equal layers become equal kernels"
 
 
 MEMORY = """
