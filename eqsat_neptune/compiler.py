@@ -236,7 +236,7 @@ def _rules(rules: tuple[Any, ...] | None, numerics: str) -> Any:
     return tuple(r for r in (RULES if rules is None else rules) if r.numerics == "exact")
 
 
-def _numbered(plan: Plan, names: Mapping[str, str], empty: Mapping[str, Buffer]) -> Plan:
+def _numbered(plan: Plan, names: Mapping[str, str], empty: dict[str, Buffer]) -> Plan:
     """The plan with its outputs under the numbers that they have in the program, and the outputs that have no elements."""
 
     def new(s: Store) -> Store:
@@ -265,7 +265,8 @@ class _progress:
     """Calls back, or shows a bar on stderr once a stage has taken two seconds."""
 
     def __init__(self, how: Any):
-        self.how, self.bar, self.start = how, None, time.perf_counter()
+        self.how, self.start = how, time.perf_counter()
+        self.bar: Any = None
 
     def __enter__(self) -> Callable[[str, int, int | None], None]:
         return self.step

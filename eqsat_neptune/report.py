@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -17,7 +18,7 @@ def seconds(s: float) -> str:
 @dataclass
 class Section:
     title: str
-    rows: list[tuple[str, ...]] = field(default_factory=list)
+    rows: Sequence[tuple[str, ...]] = ()
 
 
 @dataclass

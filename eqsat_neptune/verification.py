@@ -76,7 +76,8 @@ def _same_value(program: Program, term: Term, seed: int) -> Verdict:
     arrays = {i.name: x for i, x in zip(small.inputs, random_inputs(small, np.random.default_rng(seed)))}
     env = Env(small.axes, arrays, dict.fromkeys(small.axes, 3))
     _, (want, got) = env.align([evaluate_term(o.term, env) for o in small.outputs])
-    bad = disagreement(*np.broadcast_arrays(want, got), "float64")
+    want, got = np.broadcast_arrays(want, got)
+    bad = disagreement(want, got, "float64")
     where = f"seed {seed}, extents {small.axes}"
     return Verdict(False, "", f"{bad} ({where})") if bad else Verdict(True, f"the term has the output's values ({where})")
 
@@ -111,14 +112,11 @@ def random_inputs(program: Program, rng: np.random.Generator) -> list[np.ndarray
     for i in program.inputs:
         lo, hi = i.range or (-math.inf, math.inf)
         if i.dtype in FLOATS:
-            x = (
-                rng.uniform(lo, hi, i.shape)
-                if math.isfinite(lo) and math.isfinite(hi)
-                else np.clip(rng.standard_normal(i.shape), lo, hi)
-            )
+            bounded = math.isfinite(lo) and math.isfinite(hi)
+            x: np.ndarray = np.asarray(rng.uniform(lo, hi, i.shape) if bounded else np.clip(rng.standard_normal(i.shape), lo, hi))
         else:
-            x = rng.integers(int(max(lo, 0)), int(min(hi, 1)) + 1 if math.isinf(hi) else int(hi) + 1, i.shape)
-        out.append(np.asarray(x).astype(np.dtype(i.dtype)))
+            x = np.asarray(rng.integers(int(max(lo, 0)), 2 if math.isinf(hi) else int(hi) + 1, i.shape))
+        out.append(x.astype(np.dtype(i.dtype)))
     return out
 
 
