@@ -125,13 +125,13 @@ class Roofline:
         dram = self._dram(program, sizes, steps, blocks)
         per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
         heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
-        tiles = np.ceil(b.rows / 16.0) * np.ceil(b.cols / 8.0)
+        tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
         active = np.minimum(blocks, m.sms)
         fixed = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / self._ops(program), b.special / m.special, b.l2 / m.l2)]
         rows: list[tuple[int, int, Array, dict[str, Array]]] = []
         for warps in WARPS:
             threads = warps * m.warp
-            row_warps = np.clip(np.ceil(b.rows / 16.0), 1.0, warps)
+            row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
             shared = (b.shared + b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps) * (m.sms / m.shared)
             registers = np.ceil((pressure / 4.0 / threads + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
@@ -140,7 +140,7 @@ class Roofline:
             time = [*fixed, shared]
             most = np.maximum.reduce(np.broadcast_arrays(*time))
             total = sum(time)
-            for stages in STAGES if streams else (1,):
+            for stages in sorted({min(n, m.stages) for n in STAGES}) if streams else (1,):
                 used = b.resident + b.staged * stages
                 resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
                 resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
