@@ -45,7 +45,7 @@ class HipRunner:
         """Kernel, threads, shared memory, registers, spills."""
         if self.compiled is None:
             return []
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for launch in self.emitted.launches:
             info = self.compiled.kernels[launch.function]
             rows.append(
