@@ -134,7 +134,9 @@ def variants() -> list[Any]:
 
 def attention(v: Attention) -> tuple[list[Any], dict[str, Any]]:
     from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
-    from eqsat_neptune.terms import Monoid, add, axis_index as A, bi, div, fold, inp, iota, mul, num, red, sub, un, var, where
+
+    from eqsat_neptune.terms import Monoid, add, bi, div, fold, inp, iota, mul, num, red, sub, un, var, where
+    from eqsat_neptune.terms import axis_index as A
 
     group, q_len = v.hq // v.hkv, 1 if v.decode else v.n
     scale = 1 / math.sqrt(v.d)
@@ -203,7 +205,9 @@ def attention(v: Attention) -> tuple[list[Any], dict[str, Any]]:
 
 def gemm(v: Gemm) -> tuple[list[Any], dict[str, Any]]:
     from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
-    from eqsat_neptune.terms import add, axis_index as A, inp, mul, red, un
+
+    from eqsat_neptune.terms import add, inp, mul, red, un
+    from eqsat_neptune.terms import axis_index as A
 
     x, w = inp("X", (A("m"), A("k"))), inp("W", (A("k"), A("n")))
     y = red("+", "k", mul(x, w))
@@ -220,7 +224,9 @@ def gemm(v: Gemm) -> tuple[list[Any], dict[str, Any]]:
 
 def rows(v: Rows) -> tuple[list[Any], dict[str, Any]]:
     from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
-    from eqsat_neptune.terms import Monoid, add, axis_index as A, div, fold, inp, mul, num, red, sub, un, var
+
+    from eqsat_neptune.terms import Monoid, add, div, fold, inp, mul, num, red, sub, un, var
+    from eqsat_neptune.terms import axis_index as A
 
     x = inp("X", (A("m"), A("n")))
     if v.name == "softmax" and v.stream:

@@ -23,7 +23,7 @@ class Contractions(Reductions):
             if x.where != "tile":
                 assert x.layout is not None
                 self.mask_missing(x.value, x.layout, set(axes), 0.0, self.get(x.value, x.layout))
-        for x, own in ((plan.left, plan.left_axes), (plan.right, plan.right_axes)):
+        for x, _own in ((plan.left, plan.left_axes), (plan.right, plan.right_axes)):
             if x.where == "staged":
                 self.stage(x, plan)
             elif x.where == "tile" and not (x.held and x.value.id in self.held):

@@ -82,8 +82,6 @@ class Copies(Elementwise):
 
     def tile_names(self, vid: int, plan: TilePlan) -> None:
         ctype = C_TYPES[self.p.buffer(plan.load.buffer).dtype]
-        if not hasattr(self, "tile_types"):
-            self.tile_types: dict[int, str] = {}
         if vid not in self.tile_types:
             self.tile_types[vid] = f"Tile<{ctype}, {plan.rows}, {plan.columns}>"
 

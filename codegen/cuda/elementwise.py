@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tile import Map, Mask, Stmt, operands
+from ..tile import Gather, Map, Mask, operands
 from .layout import Layout
 from .registers import Frame, Registers
 from .text import constant
@@ -14,7 +14,7 @@ class Elementwise(Registers):
         pending, self.pending = self.pending, []
         if not pending:
             return
-        groups: list[tuple[Layout, list[Stmt]]] = []
+        groups: list[tuple[Layout, list[Map | Gather]]] = []
         where: dict[tuple[int, Layout], int] = {}
         for layout, s in pending:
             earliest = 0
@@ -40,7 +40,7 @@ class Elementwise(Registers):
             else:
                 self.elementwise(layout, members, {id(s) for _, s in pending})
 
-    def patched(self, s: Stmt, layout: Layout) -> bool:
+    def patched(self, s: Map | Gather, layout: Layout) -> bool:
         """Is it a selection that changes nothing except on tiles at the edge of a loop's range?"""
         if not isinstance(s, Map) or s.fn != "where" or not self.loops or layout.row is None or layout.column is None:
             return False
@@ -69,7 +69,7 @@ class Elementwise(Registers):
                 condition = f.expression(s.args[0])
                 self.t(f"if (!{condition}) {name}{self.at(layout)} = {f.operand(s.args[2])};")
 
-    def skippable(self, s: Stmt, layout: Layout) -> bool:
+    def skippable(self, s: Map | Gather, layout: Layout) -> bool:
         """The product of carried state with a factor for each row, which mostly is 1."""
         return (
             isinstance(s, Map)
@@ -105,32 +105,32 @@ class Elementwise(Registers):
             with self.over(layout):
                 self.t(f"{name}{self.at(layout)} *= {x}[i];")
 
-    def elementwise(self, layout: Layout, members: list[Stmt], batch: set[int]) -> None:
+    def elementwise(self, layout: Layout, members: list[Map | Gather], batch: set[int]) -> None:
         local = {
-            s.out.id  # type: ignore[union-attr]
+            s.out.id
             for s in members
-            if all(r in {id(m) for m in members} for r in self.readers.get(s.out.id, ()))  # type: ignore[union-attr]
-            and len(self.s.instances.get(s.out.id, ())) == 1  # type: ignore[union-attr]
+            if all(r in {id(m) for m in members} for r in self.readers.get(s.out.id, ()))
+            and len(self.s.instances.get(s.out.id, ())) == 1
         }
         for s in members:
             self.comment(s)
         for s in members:
-            if s.out.id not in local:  # type: ignore[union-attr]
-                v = s.out  # type: ignore[union-attr]
+            if s.out.id not in local:
+                v = s.out
                 name = self.env[v.id, layout] = self.variable(v)
                 if layout != Layout(None, None):
                     self.t(f"{self.ctype(v)} {name}{self.shape(layout)};")
         if layout == Layout(None, None):
             f = Frame(self, layout)
             for s in members:
-                v = s.out  # type: ignore[union-attr]
+                v = s.out
                 name = self.env.get((v.id, layout)) or self.names.new(f"t{v.id}")
                 self.env[v.id, layout] = name
                 self.t(f"const {self.ctype(v)} {name} = {f.compute(s)};")
             return
         with self.over(layout) as f:
             for s in members:
-                v = s.out  # type: ignore[union-attr]
+                v = s.out
                 text = f.compute(s)
                 if v.id in local:
                     name = self.names.new(f"t{v.id}")

@@ -85,7 +85,7 @@ def _run(
     scratch = {n: np.full(size, 0xFF, np.uint8) for n, size in source.workspaces.items() if n not in arrays}
     values |= {n: x.ctypes.data for n, x in scratch.items()}
     for f, launch in zip(source.functions, source.launches):
-        cells = (C.c_int64 * len(launch.args))(*(values[a] for a in launch.args))
+        cells = (C.c_int64 * len(launch.args))(*(values[str(a)] for a in launch.args))
         pointers = (C.c_void_p * len(cells))(*(C.addressof(cells) + 8 * n for n in range(len(cells))))
         call = getattr(library, f"launch_{f.name}")
         call.argtypes = [C.c_void_p, C.c_longlong, C.c_int, C.c_uint, C.c_uint]

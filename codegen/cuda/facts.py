@@ -97,7 +97,7 @@ class Facts:
 
     def columns_wanted(self) -> set[str]:
         """Axes that are contiguous in what is written."""
-        out = set()
+        out: set[str] = set()
         for s in walk(self.p.body):
             if isinstance(s, Store) and s.index:
                 out.update(a for a, c in s.index[-1].terms if c == 1)

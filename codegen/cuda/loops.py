@@ -248,9 +248,9 @@ class Loops(Contractions):
         for c in sums:
             _, statements, v = steps[c.phi.id]  # type: ignore[misc]
             for x in statements:
-                if x.out.id not in seen:  # type: ignore[union-attr]
-                    seen.add(x.out.id)  # type: ignore[union-attr]
-                    self.pending.append((self.s.home.get(x.out.id) or self.free_layout(x.out), x))  # type: ignore[union-attr]
+                if x.out.id not in seen:
+                    seen.add(x.out.id)
+                    self.pending.append((self.s.home.get(x.out.id) or self.free_layout(x.out), x))
         self.flush()
         for c in sums:
             v = steps[c.phi.id][2]  # type: ignore[index]

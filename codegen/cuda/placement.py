@@ -187,8 +187,8 @@ class Placement(SideChoice):
                         if s.acc:
                             need(s.acc, o.home[s.out.id])
                     case Contract():
-                        c = o.contracts[s.out.id]
-                        for x in (c.left, c.right):
+                        product = o.contracts[s.out.id]
+                        for x in (product.left, product.right):
                             if x.layout is not None:
                                 need(x.value, x.layout)
                         if s.acc:

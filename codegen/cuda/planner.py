@@ -77,7 +77,7 @@ class Planner(Placement):
                 ring += t.bytes * self.ws
         staged = 0
         for c in o.contracts.values():
-            for x, own in ((c.left, c.left_axes), (c.right, c.right_axes)):
+            for x, _own in ((c.left, c.left_axes), (c.right, c.right_axes)):
                 if x.where == "staged":
                     assert x.layout is not None and x.layout.row is not None and x.layout.column is not None
                     width = DTYPES[c.dtype]

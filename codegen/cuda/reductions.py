@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...terms import REDUCTIONS
 from ..tile import Reduce, Value
 from .copies import Copies
-from .layout import COLUMN, Layout
+from .layout import COLUMN, Group, Layout
 from .text import constant
 
 OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
@@ -92,7 +92,8 @@ class Reductions(Copies):
 
     def mask_missing(self, v: Value, layout: Layout, axes: set[str], identity: float, name: str) -> None:
         """Elements that do not exist along these axes get a value that does not count."""
-        always, at_edge = [], []
+        always: list[tuple[str, Group]] = []
+        at_edge: list[tuple[str, Group]] = []
         for g in layout:
             if g is None or not set(g.axes) & axes:
                 continue

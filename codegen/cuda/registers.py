@@ -26,7 +26,7 @@ class Registers(KernelText):
         super().__init__(schedule.program, schedule.tile, schedule.arch, schedule.precision, names, macros)
         self.s = schedule
         self.env: dict[tuple[int, Layout], str] = {}  # (value, layout) → variable
-        self.pending: list[tuple[Layout, Stmt]] = []  # elementwise statements not printed yet
+        self.pending: list[tuple[Layout, Map | Gather]] = []  # elementwise statements not printed yet
         self.loops: list[LoopState] = []
         self.bases: dict[Group, str] = {}
         self.declared: list[str] = []
@@ -99,7 +99,7 @@ class Registers(KernelText):
         t = self.t
         frame = Frame(self, layout)
         begin, depth = len(t.out), t.depth
-        groups = [g for g in layout if g] or [None]
+        groups: list[Group | None] = [g for g in layout if g] or [None]
         t.depth += len(groups)
         yield frame
         t.depth = depth

@@ -12,7 +12,6 @@ from ..tile import (
     Loop,
     Map,
     Reduce,
-    Stmt,
     Store,
     TileProgram,
     Value,
@@ -130,7 +129,7 @@ def mergeable(loop: Loop) -> bool:
     return all(merge_steps(loop, c) is not None for c in loop.carries)
 
 
-def merge_steps(loop: Loop, c: Carry) -> tuple[str, list[Stmt], Value] | None:
+def merge_steps(loop: Loop, c: Carry) -> tuple[str, list[Map], Value] | None:
     """How parts of a carried state join: (operator, statements, value).  The statements work out, from the old state (the phis)
     and the joined pivots (which stand for the pivots' nexts), the value that is combined over the parts with the operator."""
     defs = {s.out.id: s for s in loop.body if not isinstance(s, Store | Loop)}
@@ -148,7 +147,7 @@ def merge_steps(loop: Loop, c: Carry) -> tuple[str, list[Stmt], Value] | None:
         if (y := defs.get(x.next.id)) and isinstance(y, Reduce) and y.op in ("max", "min") and y.acc == x.phi
     }
     phis = {x.phi.id for x in loop.carries}
-    steps: dict[int, Stmt] = {}
+    steps: dict[int, Map] = {}
 
     def visit(u: Value) -> bool:
         if u.id in phis or u.id in pivots or u.id in steps or u.id not in defs:

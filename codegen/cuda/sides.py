@@ -60,7 +60,7 @@ class SideChoice(Warps):
         for s in self.matrices.values():
             m = self.matrix(s)
             assert m is not None
-            for v, own, out_axes in ((s.a, m[0], m[0]), (s.b, m[1], m[1])):
+            for v, own, _out_axes in ((s.a, m[0], m[0]), (s.b, m[1], m[1])):
                 if self.free(v) or s.out.id in self.left:
                     continue
                 wanted = [(self.node(v, x), COLUMN) for x in m[2]] + [(self.node(v, x), ROW) for x in own]
@@ -78,11 +78,11 @@ class SideChoice(Warps):
             m = self.matrix(s)
             assert m is not None
             if s.out.id not in self.left:
-                a = {sides.get(self.node(s.out, x)) for x in m[0]} - {None}
-                b = {sides.get(self.node(s.out, x)) for x in m[1]} - {None}
-                if a == {ROW} or b == {COLUMN}:
+                of_a = {sides.get(self.node(s.out, x)) for x in m[0]} - {None}
+                of_b = {sides.get(self.node(s.out, x)) for x in m[1]} - {None}
+                if of_a == {ROW} or of_b == {COLUMN}:
                     self.left[s.out.id] = "a"
-                elif a == {COLUMN} or b == {ROW}:
+                elif of_a == {COLUMN} or of_b == {ROW}:
                     self.left[s.out.id] = "b"
                 else:
                     column_a = bool(set(m[0]) & wanted_columns) and not set(m[1]) & wanted_columns
@@ -182,9 +182,9 @@ class SideChoice(Warps):
         for x in list(parent):
             members.setdefault(find(x), []).append(x[0])
         self.group_axes: dict[tuple[str, str], tuple[str, ...]] = {}
-        for r, axes in members.items():
-            ordered = tuple(sorted(set(axes), key=self.order.__getitem__))
-            for a in axes:
+        for r, found in members.items():
+            ordered = tuple(sorted(set(found), key=self.order.__getitem__))
+            for a in found:
                 self.group_axes[a, r[1]] = ordered
         self.groups: dict[tuple, Group] = {}
         if self.kind == "vector":
@@ -194,9 +194,9 @@ class SideChoice(Warps):
         """Warps along columns: few enough elements a thread, but not more warps than there is work."""
         columns = max((self.size(g) for (a, side), g in self.group_axes.items() if side == COLUMN), default=1)
         rows = max((self.size(g) for (a, side), g in self.group_axes.items() if side == ROW), default=1)
-        self.run = self.vector_run()
+        self.adjacent = self.vector_run()
         want = self.p.choices.get("warps")
-        lanes = self.arch.warp * self.run
+        lanes = self.arch.warp * self.adjacent
         wc = 1
         while wc < self.arch.most_warps and columns > wc * max(lanes, 32 * self.arch.warp):
             wc *= 2
@@ -231,7 +231,7 @@ class SideChoice(Warps):
             extents = tuple(self.tile[x] for x in axes)
             warps = self.wr if side == ROW else 1 if set(axes) & self.inner_columns else self.wc
             if self.kind == "vector":
-                self.groups[key] = vector_group(axes, extents, side, self.wr if side == ROW else self.wc, self.run, self.arch)
+                self.groups[key] = vector_group(axes, extents, side, self.wr if side == ROW else self.wc, self.adjacent, self.arch)
             else:
                 if side == COLUMN and after and math.prod(extents) % (self.ws * self.arch.fragment[1]) == 0:
                     warps = self.ws

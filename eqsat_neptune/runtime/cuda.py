@@ -24,7 +24,7 @@ class CudaRunner:
     def __init__(self, program: Program, plan: Plan, arch: str):
         self.program, self.plan, self.arch = program, plan, arch
         self._emitted: Source | None = None
-        self._variants: dict[tuple[bool, ...], GpuModule] = {}
+        self._variants: dict[tuple[int, ...], GpuModule] = {}
         self._formats: dict[tuple, tuple[GpuModule, dict[str, int]]] = {}
         self._kernels: dict[str, KernelInfo] = {}
         self._lock = threading.RLock()
@@ -54,11 +54,11 @@ class CudaRunner:
             for n, k in self._kernels.items()
         ]
 
-    def _variant(self, packed: tuple[bool, ...]) -> GpuModule:
+    def _variant(self, packed: tuple[int, ...]) -> GpuModule:
         with self._lock:
             if packed not in self._variants:
                 s = self._source
-                options = tuple(f"-D{s.packed[n]}={int(p)}" for (n, _, _), p in zip(self._inputs, packed) if n in s.packed)
+                options = tuple(f"-D{s.packed[n]}={p}" for (n, _, _), p in zip(self._inputs, packed) if n in s.packed)
                 compiled = compiled_cuda(s.text, self.arch, options)
                 self._kernels.update(compiled.kernels)
                 self._variants[packed] = GpuModule(compiled.cubin, s.launches, s.workspaces)
