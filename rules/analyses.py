@@ -103,6 +103,7 @@ AXES = [
         '(unstable-multiset-filter-not (unstable-fn "indep" k) ms)) 0)',
         "(set (partable k t) ())",
     ),
+    _rule("(= u (partable k t)) (redaxis k)", _gives("mixed")),
     # how many steps above a reduction over k, up to five: what has a factor from there can be summed in one pass only without it
     _rule("(= t (Red op k x))", "(set (steps k t) 0)"),
     _rule("(= n (steps k x)) (< n 5) (= t (Un f x))", "(set (steps k t) (+ n 1))"),

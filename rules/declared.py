@@ -84,6 +84,16 @@ NORMAL = [
         retire=True,
     ),
     Rule(
+        "cancel-nested-term",
+        "normal",
+        "(add (add y in*) (mul -1.0 y) rest*)",
+        "(add in* rest*)",
+        when="(finite y)",
+        law="(x + y) − y = x, y finite",
+        numerics="needs finite",
+        phase="norm",
+    ),
+    Rule(
         "collect-terms",
         "normal",
         "(add (mul (num v) ms*) (mul (num w) ms*) rest*)",
@@ -166,9 +176,9 @@ ALGEBRA = [
     Rule(
         "flatten-sum",
         "associativity",
-        "(add (add in*) rest*)",
+        "(add (as y (add in*)) rest*)",
         "(add in* rest*)",
-        guard="(fewer in* 8) (fewer rest* 8)",
+        guard="(mixed y) (fewer in* 8) (fewer rest* 8)",
         law="(a+b)+c = a+b+c",
         numerics="reassociates",
         phase="sums",

@@ -370,10 +370,7 @@ class Finder:
         for p, c_ in enumerate(classes):
             if plain[p] is None and not build.function(p, functions[c_], self.folds):
                 return None
-        at = {t: self.g.term(a) for t, a in atoms}
-        monoid, singles = build.monoid(at)
-        if monoid is None:
-            return None
+        monoid, singles = build.monoid(dict(atoms))
         old = [self.g.term(opaque.get(p, p)) for p in classes]
         new = [self.g.term(p) for p in classes]
         masked = {p for p, v in enumerate(plain) if v is not None and not self.g.has(v.body, "finite")}
@@ -428,7 +425,7 @@ class _Builder:
         self.finder, self.d, self.plain = finder, d, plain
         self.pre: dict[tuple, int] = {}  # (monoid, component, single's class) → index
         self.rows: list[tuple[tuple[int, Term], ...]] = []
-        self.single: list[Term | None] = []
+        self.single: list[int] = []  # class of each component of `pre` at one element
         self.kinds: list[str | tuple | None] = [p.kind if p is not None and p.kind != "mean" else None for p in plain]
 
     def function(self, p: int, e: Term, folds: list[Node]) -> bool:
@@ -442,7 +439,7 @@ class _Builder:
                 if (h, i, n.args[np + i]) not in self.pre:
                     self.pre[h, i, n.args[np + i]] = len(self.rows)
                     self.rows.append(())
-                    self.single.append(g.term(n.args[np + i]))
+                    self.single.append(n.args[np + i])
             for i, row in enumerate(h.coef):
                 self.rows[self.pre[h, i, n.args[np + i]]] = tuple((self.pre[h, j, n.args[np + j]], c) for j, c in row)
             m[var(v)] = var(f"y{self.pre[h, comp - np, n.args[comp]]}")
@@ -460,19 +457,29 @@ class _Builder:
         """Row of basis element i, over all components."""
         return [(j + len(self.pre), e) for j, e in self.d.coef[i]]
 
-    def monoid(self, at: dict[Term, Term]) -> tuple[Monoid | None, list[Term]]:
-        """The monoid and the singletons of a fold, given the atoms' terms."""
+    def opened(self, c: int, depth: int = 4) -> Term:
+        """A class as sums and multiples of classes, which are variables: deep enough to see what cancels, and no deeper, or
+        simplifying would rewrite what is below."""
+        n = self.finder.g.nodes[c][0]
+        if n.op == "num":
+            return num(n.attr)  # type: ignore[arg-type]
+        if depth and (n.op == "add" or (n.op == "mul" and any(self.finder.number(a) is not None for a in n.args))):
+            return make(n.op, None, [self.opened(a, depth - 1) for a in n.args])
+        return _hole(c)
+
+    def monoid(self, atoms: dict[Term, int]) -> tuple[Monoid, list[Term]]:
+        """The monoid and the singletons of a fold, given the atoms' classes."""
         g = self.finder.g
+        shifted = {v for b in self.d.basis for t in postorder([b]) if t.op == "add" for v in variables(t)}
+        m = {t: self.opened(c) if t.attr in shifted else _hole(c) for t, c in atoms.items()}
+        at_one = {var(f"y{j}"): _hole(c) for j, c in enumerate(self.single)}
         values: list[Term] = []
-        at_one = {var(f"y{j}"): t for j, t in enumerate(self.single) if t is not None}
-        for p, kind in zip(self.plain, self.kinds):
-            values.append(g.term(p.body) if p is not None else repair.simplified(substitute(kind[1], at_one)))  # type: ignore[index]
-        m = at | {var(f"r{p}"): t for p, t in enumerate(values)}
+        for p, (v, kind) in enumerate(zip(self.plain, self.kinds)):
+            one = self.opened(v.body) if v is not None else repair.simplified(substitute(kind[1], at_one))  # type: ignore[index]
+            m[var(f"r{p}")] = one
+            values.append(g.term(v.body) if v is not None else self.filled(one))
         rows = [*self.rows, *(tuple(self.coef(i)) for i in range(len(self.d.basis)))]
-        singles: list[Term] = [
-            *(t for t in self.single if t is not None),
-            *(_flat(repair.simplified(substitute(b, m))) for b in self.d.basis),
-        ]
+        singles = [*map(g.term, self.single), *(self.filled(repair.simplified(substitute(b, m))) for b in self.d.basis)]
         for p, v in enumerate(self.plain):
             if v is not None and v.kind == "mean":
                 w = num(1.0) if v.weight is None else g.term(v.weight)
@@ -484,6 +491,10 @@ class _Builder:
                 self.kinds[p] = ("mean", j)
         self.all_rows = rows
         return Monoid(tuple(k for k in self.kinds if k is not None), tuple(rows)), values + singles
+
+    def filled(self, t: Term) -> Term:
+        """Classes put in for their variables."""
+        return substitute(t, {var(v): self.finder.g.term(int(v[1:])) for v in variables(t)})
 
     def vanishes(self, masked: set[int]) -> bool:
         """Does every coefficient that mentions a pivot go to 0 where a masked pivot goes to its identity, so that what
@@ -524,8 +535,8 @@ def _rounded(t: Term) -> Term:
     return t
 
 
-def _flat(t: Term) -> Term:
-    return nary(t.op, t.args, flatten=True) if t.op in ("add", "mul") else t
+def _hole(c: int) -> Term:
+    return var(f"k{c}")
 
 
 def reductions_below(g: Graph) -> tuple[dict[int, int], dict[str, int]]:

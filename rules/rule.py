@@ -22,6 +22,7 @@ Conditions, all monotone facts:
     (nonneg x)                 x ≥ 0, or −inf or NaN
     (factored k x)             x is a product with a factor that does not vary along k but needs a reduction over it
     (partable k x)             x is a sum with terms that vary along k and others that do not
+    (mixed x)                  x is partable along some axis that is reduced
     (some a*)  (all (noinf) a*)  (none (noinf) a*)  (fewer a* 8)        none: only as a guard, it is not monotone
     (lacks a* x)               x is not one of a*
     (is x p)                   x also matches pattern p
@@ -47,7 +48,7 @@ from ..terms import BINARY, UNARY
 
 Sexpr = str | list
 
-FACTS = ("finite", "noinf", "masked", "nonzero", "nonneg", "any")  # any: only in weakened rules, for tests
+FACTS = ("finite", "noinf", "masked", "nonzero", "nonneg", "mixed", "any")  # any: only in weakened rules, for tests
 RELATIVE = (
     "indep",
     "cofactor",
