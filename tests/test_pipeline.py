@@ -169,9 +169,8 @@ def test_unbounded_scores_keep_it(name: str) -> None:
     assert running_extremes(plan(name, GPU))
 
 
-@pytest.mark.parametrize("target", [GPU, "cpu"])
-def test_rmsnorm_divides_after_the_product(target: str) -> None:
-    p = plan("rmsnorm_linear", target)
+def test_rmsnorm_divides_after_the_product() -> None:
+    p = plan("rmsnorm_linear", GPU)
     assert len(p.kernels) == 1
     products = [t for t in reductions(p) if {"x", "w"} <= {x.attr[0] for x in below(t) if x.op == "input"}]  # type: ignore[index]
     assert products and not any(x.op == "un" and x.attr in ("recip", "rsqrt", "sqrt") for t in products for x in below(t))
