@@ -5,6 +5,7 @@
 Targets: at B 8, N 1024, D 64 (fp32) at least as fast as unfused NumPy and within 1.25× of PyTorch; at N 8192 at least 1.5×
 faster than unfused NumPy.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -56,8 +57,14 @@ def measure(heads: int, n: int, d: int, rounds: int) -> dict:
     want = (p / p.sum(-1, keepdims=True)) @ v[0, 0]
     error = float(np.abs(kernel(q, k, v)[0, 0, rows] - want).max() / np.abs(want).max())
     ratios = {f"{x}/ours": t[x] / t["ours"] for x in t if x != "ours"}
-    print(f"heads {heads} n {n} d {d}: " + ", ".join(f"{x} {1e3 * s:.1f} ms" for x, s in t.items()) + "; "
-          + ", ".join(f"{x} {r:.2f}" for x, r in ratios.items()) + f"; error {error:.1e}", flush=True)
+    print(
+        f"heads {heads} n {n} d {d}: "
+        + ", ".join(f"{x} {1e3 * s:.1f} ms" for x, s in t.items())
+        + "; "
+        + ", ".join(f"{x} {r:.2f}" for x, r in ratios.items())
+        + f"; error {error:.1e}",
+        flush=True,
+    )
     return dict(heads=heads, n=n, d=d, seconds=t, ratios=ratios, error=error, predicted=kernel.cost.seconds)
 
 

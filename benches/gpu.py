@@ -6,6 +6,7 @@
 Every output is poisoned before the checked call and compared with float64 on some rows of some heads.  Time is the median; calls
 under 100 µs run inside a CUDA graph, with the L2 flushed between calls.  TFLOP/s counts kept pairs only; GB/s counts K, V, Q, O once.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -33,6 +34,7 @@ def cells(quick: bool) -> list[tuple[str, dict[str, int]]]:
 
 # ------------------------------------------------------------------ saving (no GPU)
 
+
 def save(folder: Path, target: str, dtype: str, quick: bool) -> None:
     from eqsat_neptune.programs import CASES
 
@@ -47,11 +49,15 @@ def save(folder: Path, target: str, dtype: str, quick: bool) -> None:
 
 # ------------------------------------------------------------------ the operators in torch: reference and peers
 
+
 def flags(name: str) -> dict:
     kind = name.partition("_")[2]
     return dict(
-        decode=name.startswith("decode"), causal=name.startswith("prefill") and kind != "global", alibi=kind == "alibi",
-        cap=CAP if kind in ("softcap", "windowed") else 0.0, window=WINDOW if kind == "windowed" else 0,
+        decode=name.startswith("decode"),
+        causal=name.startswith("prefill") and kind != "global",
+        alibi=kind == "alibi",
+        cap=CAP if kind in ("softcap", "windowed") else 0.0,
+        window=WINDOW if kind == "windowed" else 0,
     )
 
 
@@ -136,6 +142,7 @@ def peer(kind, name, q, k, v, slopes):
 
 # ------------------------------------------------------------------ timing
 
+
 def graph_seconds(f, calls=10, repeats=11) -> float:
     """Median of a call inside a CUDA graph, L2 flushed before each; the cost of the flushes is taken out."""
     import torch
@@ -211,7 +218,7 @@ def run(folder: Path, out: Path | None, peers: list[str]) -> bool:
                     x = torch.from_numpy(np.array(arg.draw(np.random.default_rng(0), spec.shape), dtype=np.float32))
                     args.append(x.to(getattr(torch, spec.dtype)).cuda())
             q, k, v, slopes = (*args, None)[:4]
-            kernel(*args).fill_(math.nan)                    # the allocator hands the poisoned block out again
+            kernel(*args).fill_(math.nan)  # the allocator hands the poisoned block out again
             o = kernel(*args)
             torch.cuda.synchronize()
             again = kernel(*args)
@@ -250,12 +257,17 @@ def run(folder: Path, out: Path | None, peers: list[str]) -> bool:
             traceback.print_exc(limit=4)
         good &= ok
         show = " ".join(f"{p} {row[p].get('rate', math.nan):7.1f}" for p in peers if p in row)
-        print(f"{name:17s} {ext:10s} {dtype} rate {row.get('rate', math.nan):7.1f} err {row.get('error', math.nan):.5f} "
-              f"{'ok ' if ok else 'BAD'} {show}", flush=True)
+        print(
+            f"{name:17s} {ext:10s} {dtype} rate {row.get('rate', math.nan):7.1f} err {row.get('error', math.nan):.5f} "
+            f"{'ok ' if ok else 'BAD'} {show}",
+            flush=True,
+        )
         if out:
             commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
             out.parent.mkdir(parents=True, exist_ok=True)
-            head = dict(date=str(datetime.date.today()), device=torch.cuda.get_device_name(), commit=commit, command=" ".join(sys.argv))
+            head = dict(
+                date=str(datetime.date.today()), device=torch.cuda.get_device_name(), commit=commit, command=" ".join(sys.argv)
+            )
             out.write_text(json.dumps(dict(**head, rows=rows), indent=1))
     return good
 

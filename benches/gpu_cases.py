@@ -5,6 +5,7 @@
 
 Outputs are poisoned first and two calls must give the same bits.  --sanitize runs one process of all kernels under memcheck.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -88,7 +89,11 @@ def main() -> None:
     if a.command == "save":
         save(a.folder, a.target, a.dtypes.split(","))
     elif a.sanitize:
-        sys.exit(subprocess.run(["compute-sanitizer", "--error-exitcode", "1", sys.executable, __file__, "run", str(a.folder)]).returncode)
+        sys.exit(
+            subprocess.run(
+                ["compute-sanitizer", "--error-exitcode", "1", sys.executable, __file__, "run", str(a.folder)]
+            ).returncode
+        )
     else:
         sys.exit(0 if run(a.folder) else 1)
 

@@ -4,6 +4,7 @@
 
 The cache is not used.  Sizes are guarded by tests/test_sizes.py.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -28,9 +29,16 @@ def row(name: str, target: str, size: str) -> dict[str, Any]:
     done = time.perf_counter()
     info = kernel._record.info
     return dict(
-        name=name, nodes=info["egraph"]["nodes"], classes=info["egraph"]["classes"], trace=traced - start,
-        saturation=info["seconds"]["saturation"], extraction=info["seconds"]["extraction"], total=done - start,
-        kernels=len(kernel.plan.kernels), predicted=kernel.cost.seconds, bound=kernel.cost.bound,
+        name=name,
+        nodes=info["egraph"]["nodes"],
+        classes=info["egraph"]["classes"],
+        trace=traced - start,
+        saturation=info["seconds"]["saturation"],
+        extraction=info["seconds"]["extraction"],
+        total=done - start,
+        kernels=len(kernel.plan.kernels),
+        predicted=kernel.cost.seconds,
+        bound=kernel.cost.bound,
     )
 
 
@@ -45,7 +53,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as cache:
         os.environ["EQSAT_NEPTUNE_CACHE"] = cache
-        row(names[0], a.target, "small")                     # imports and first-use costs are not the program's
+        row(names[0], a.target, "small")  # imports and first-use costs are not the program's
         print(f"{'program':24s} nodes classes  trace  satur. search  total ms  kernels  predicted µs  bound")
         for n in names:
             try:
@@ -56,8 +64,10 @@ def main() -> None:
                 continue
             rows.append(r)
             ms = [f"{1e3 * r[k]:6.0f}" for k in ("trace", "saturation", "extraction", "total")]
-            print(f"{n:24s} {r['nodes']:5d} {r['classes']:7d} {' '.join(ms)}  {r['kernels']:10d}  {1e6 * r['predicted']:12.1f}  {r['bound']}",
-                  flush=True)
+            print(
+                f"{n:24s} {r['nodes']:5d} {r['classes']:7d} {' '.join(ms)}  {r['kernels']:10d}  {1e6 * r['predicted']:12.1f}  {r['bound']}",
+                flush=True,
+            )
     if a.json:
         a.json.write_text(json.dumps(rows, indent=1))
 

@@ -1,4 +1,5 @@
 """From a plan to something that runs, one `Runner` a target."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from .targets import Target
 class Runner(Protocol):
     """Runs one plan.  `source`: emitted text.  `details()`: rows about compiled code, for the report."""
 
-    source: str
+    @property
+    def source(self) -> str: ...
 
     def compile(self) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from .terms import Term, make
 
@@ -15,7 +16,7 @@ class Node:
     "source" if the program has it.  Arguments of add and mul are sorted."""
 
     op: str
-    attr: object
+    attr: Any
     args: tuple[int, ...] = ()
     why: str = "source"
 

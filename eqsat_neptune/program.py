@@ -123,7 +123,8 @@ class Program:
     @property
     def compute_dtype(self) -> str:
         """float64 programs compute in float64, all others in float32."""
-        return "float64" if any(d.dtype == "float64" for d in (*self.inputs, *self.outputs)) else "float32"
+        dtypes = [i.dtype for i in self.inputs] + [o.dtype for o in self.outputs]
+        return "float64" if "float64" in dtypes else "float32"
 
     def renamed(self, axes: dict[str, str], inputs: dict[str, str]) -> Program:
         """The same program under other names: its plan must be the same up to those names."""

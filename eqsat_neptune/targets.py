@@ -1,4 +1,5 @@
 """Target strings: "cpu", "cuda" (the GPU present), "cuda:sm_90a", "hip:gfx942"."""
+
 from __future__ import annotations
 
 import re
@@ -8,7 +9,9 @@ from .errors import TargetError
 
 CUDA_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_120", "sm_120a")
 HIP_ARCHS = ("gfx90a", "gfx942", "gfx1100")
-_KNOWN = f'"cpu", "cuda" (the GPU present), {", ".join(f"cuda:{a}" for a in CUDA_ARCHS)}, {", ".join(f"hip:{a}" for a in HIP_ARCHS)}'
+_KNOWN = (
+    f'"cpu", "cuda" (the GPU present), {", ".join(f"cuda:{a}" for a in CUDA_ARCHS)}, {", ".join(f"hip:{a}" for a in HIP_ARCHS)}'
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ def parse_target(text: str | Target) -> Target:
 
         return Target("cuda", device_arch())
     kind, colon, arch = text.partition(":")
-    if colon and (kind, arch in CUDA_ARCHS) == ("cuda", True) or (kind, arch in HIP_ARCHS) == ("hip", True):
+    if (colon and (kind, arch in CUDA_ARCHS) == ("cuda", True)) or (kind, arch in HIP_ARCHS) == ("hip", True):
         return Target(kind, arch)
     if kind == "cuda" and re.fullmatch(r"sm_\d+a?", arch):
         raise TargetError(f"unknown or too old CUDA architecture {arch!r}", f"known: {_KNOWN}")

@@ -1,7 +1,8 @@
 """Optimise textbook attention for the CPU, check it against float64, and show what was found.
 
-    python examples/quickstart.py [--n 1024] [--target cpu]
+python examples/quickstart.py [--n 1024] [--target cpu]
 """
+
 from __future__ import annotations
 
 import argparse

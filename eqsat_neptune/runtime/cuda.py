@@ -1,4 +1,5 @@
 """Runs a plan on an NVIDIA GPU: emits, compiles (through the cache), loads and launches."""
+
 from __future__ import annotations
 
 import json
@@ -102,9 +103,13 @@ class CudaRunner:
     @staticmethod
     def _mismatch(v: View, name: str, shape: tuple[int, ...], dtype: str, device: int) -> InputError:
         if v.shape != shape:
-            return InputError(f"{name} has shape {tuple(v.shape)}, the kernel was made for {shape}", "optimize for this shape too")
+            return InputError(
+                f"{name} has shape {tuple(v.shape)}, the kernel was made for {shape}", "optimize for this shape too"
+            )
         if v.dtype != dtype:
-            return InputError(f"{name} has dtype {v.dtype}, the kernel was made for {dtype}", "convert it, or optimize for this dtype")
+            return InputError(
+                f"{name} has dtype {v.dtype}, the kernel was made for {dtype}", "convert it, or optimize for this dtype"
+            )
         return InputError(f"{name} lies on GPU {v.device}, the first array on GPU {device}", "move them to one device")
 
 
