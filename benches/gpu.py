@@ -192,82 +192,79 @@ def kept_pairs(name: str, nq: int, nk: int) -> float:
     return w * (w + 1) / 2 + (nq - w) * w if w and nq > w else nq * (nq + 1) / 2
 
 
-def run(folder: Path, out: Path | None, peers: list[str]) -> bool:
+def measure(path: Path, peers: list[str]) -> dict:
+    """Check and time one saved kernel, and the peers that have its operator."""
     import numpy as np
     import torch
 
     from eqsat_neptune.programs import CASES
 
+    name, ext, dtype = path.stem.split("__")
+    sizes = list(map(int, ext.split("_")))
+    row: dict = dict(case=name, extents=sizes, dtype=dtype)
+    kernel = en.load(path)
+    gen = torch.Generator(device="cuda").manual_seed(0)
+    arguments = CASES[name].arguments("full", **dict(zip(("n",) if len(sizes) == 1 else ("batch", "n"), sizes)))
+    args = []
+    for i, (spec, arg) in enumerate(zip(kernel.program.inputs, arguments)):
+        if i < 3:
+            x = torch.randn(spec.shape, device="cuda", generator=gen)
+        else:
+            x = torch.from_numpy(np.array(arg.draw(np.random.default_rng(0), spec.shape), dtype=np.float32)).cuda()
+        args.append(x.to(getattr(torch, spec.dtype)))
+    q, k, v, slopes = (*args, None)[:4]
+    nq = q.shape[2]
+    rows = sorted({0, nq // 3, nq // 2, max(nq - 2, 0), nq - 1})
+
+    def error(x) -> float:
+        worst = 0.0
+        for b, h in ((0, 0), (q.shape[0] - 1, q.shape[1] - 1), (0, q.shape[1] // 2)):
+            want = reference(name, q, k, v, slopes, b, h, rows)
+            worst = max(worst, ((x[b, h, rows].double() - want).norm() / want.norm()).item())
+        return worst
+
+    kernel(*args).fill_(math.nan)  # the allocator hands the poisoned block out again
+    out, again = kernel(*args), kernel(*args)
+    torch.cuda.synchronize()
+    row |= dict(repeatable=torch.equal(out.view(torch.int16), again.view(torch.int16)), error=error(out))
+    row |= dict(predicted=kernel.cost.seconds, kernels=len(kernel.plan.kernels))
+    flop = 4 * q.shape[0] * q.shape[1] * kept_pairs(name, nq, k.shape[2]) * q.shape[3]
+    size = 2 * (2 * k.numel() + 2 * q.numel())
+    small = flop / 5e14 + size / 4e12 < 1e-4
+    work = size / 1e9 if name.startswith("decode") else flop / 1e12
+    row["seconds"] = time_of(lambda: kernel(*args), small)
+    row["rate"] = work / row["seconds"]
+    for p in peers:
+        try:
+            f = peer(p, name, q, k, v, slopes)
+            if f is not None:
+                e = error(f())
+                row[p] = dict(rate=work / time_of(f, small), error=e)
+        except Exception as exc:
+            row[p] = dict(failed=f"{type(exc).__name__}: {exc}"[:200])
+    return row
+
+
+def run(folder: Path, out: Path | None, peers: list[str]) -> bool:
+    import torch
+
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    head = dict(date=str(datetime.date.today()), device=torch.cuda.get_device_name(), commit=commit, command=" ".join(sys.argv))
     rows, good = [], True
     for path in sorted(folder.glob("*.json")):
-        name, ext, dtype = path.stem.split("__")
-        sizes = list(map(int, ext.split("_")))
-        case = CASES[name]
-        row = dict(case=name, extents=sizes, dtype=dtype)
-        rows.append(row)
         try:
-            kernel = en.load(path)
-            gen = torch.Generator(device="cuda").manual_seed(0)
-            td = getattr(torch, dtype)
-            args = []
-            for i, spec in enumerate(kernel.program.inputs):
-                if i < 3:
-                    args.append(torch.randn(spec.shape, device="cuda", generator=gen).to(td))
-                else:
-                    arg = case.arguments("full", **dict(zip(("n",) if len(sizes) == 1 else ("batch", "n"), sizes)))[i]
-                    x = torch.from_numpy(np.array(arg.draw(np.random.default_rng(0), spec.shape), dtype=np.float32))
-                    args.append(x.to(getattr(torch, spec.dtype)).cuda())
-            q, k, v, slopes = (*args, None)[:4]
-            kernel(*args).fill_(math.nan)  # the allocator hands the poisoned block out again
-            o = kernel(*args)
-            torch.cuda.synchronize()
-            again = kernel(*args)
-            row["repeatable"] = torch.equal(o.view(torch.int16), again.view(torch.int16))
-            nq = q.shape[2]
-            pick = sorted({0, nq // 3, nq // 2, max(nq - 2, 0), nq - 1})
-
-            def error(x):
-                worst = 0.0
-                for b, h in {(0, 0), (q.shape[0] - 1, q.shape[1] - 1), (0, q.shape[1] // 2)}:
-                    want = reference(name, q, k, v, slopes, b, h, pick)
-                    worst = max(worst, ((x[b, h, pick].double() - want).norm() / want.norm()).item())
-                return worst
-
-            row["error"] = error(o)
-            flop = 4 * q.shape[0] * q.shape[1] * kept_pairs(name, nq, k.shape[2]) * q.shape[3]
-            size = 2 * (2 * k.numel() + 2 * q.numel())
-            small = flop / 5e14 + size / 4e12 < 1e-4
-            row["predicted"] = kernel.cost.seconds
-            row["kernels"] = len(kernel.plan.kernels)
-            row["seconds"] = time_of(lambda: kernel(*args), small)
-            scale = (lambda s: size / s / 1e9) if name.startswith("decode") else (lambda s: flop / s / 1e12)
-            row["rate"] = scale(row["seconds"])
-            for p in peers:
-                try:
-                    f = peer(p, name, q, k, v, slopes)
-                    if f is not None:
-                        e = error(f())
-                        row[p] = dict(rate=scale(time_of(f, small)), error=e)
-                except Exception as exc:
-                    row[p] = dict(failed=f"{type(exc).__name__}: {exc}"[:200])
-            ok = math.isfinite(row["error"]) and row["error"] < 4e-3 and row["repeatable"]
+            row = measure(path, peers)
+            ok = row["error"] < 4e-3 and row["repeatable"]
         except Exception as exc:
-            ok = False
-            row["failed"] = f"{type(exc).__name__}: {exc}"[:500]
             traceback.print_exc(limit=4)
+            row, ok = dict(case=path.stem, failed=f"{type(exc).__name__}: {exc}"[:500]), False
+        rows.append(row)
         good &= ok
         show = " ".join(f"{p} {row[p].get('rate', math.nan):7.1f}" for p in peers if p in row)
-        print(
-            f"{name:17s} {ext:10s} {dtype} rate {row.get('rate', math.nan):7.1f} err {row.get('error', math.nan):.5f} "
-            f"{'ok ' if ok else 'BAD'} {show}",
-            flush=True,
-        )
+        rate, error = row.get("rate", math.nan), row.get("error", math.nan)
+        print(f"{path.stem:38s} rate {rate:7.1f} err {error:.5f} {'ok ' if ok else 'BAD'} {show}", flush=True)
         if out:
-            commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
             out.parent.mkdir(parents=True, exist_ok=True)
-            head = dict(
-                date=str(datetime.date.today()), device=torch.cuda.get_device_name(), commit=commit, command=" ".join(sys.argv)
-            )
             out.write_text(json.dumps(dict(**head, rows=rows), indent=1))
     return good
 
