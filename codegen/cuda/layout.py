@@ -54,6 +54,8 @@ def fragment_group(axes: tuple[str, ...], extents: tuple[int, ...], side: str, w
     step = arch.fragment[0 if side == ROW else 1]
     per = arch.row_slots if side == ROW else arch.column_slots
     tiles = -(-math.prod(extents) // (step * warps))
+    if warps > 1 and side == ROW:  # a warp's first chunk and its steps from there share no bits (Tile::step)
+        tiles = 1 << (tiles - 1).bit_length()
     return Group(
         axes, extents, side, "fragment", warps, tiles * per, tiles * step * warps, arch.column_run if side == COLUMN else 1
     )

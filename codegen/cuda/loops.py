@@ -193,7 +193,7 @@ class Loops(Contractions):
                 self.join_lanes(s, c, self.env[c.phi.id, self.s.home[c.phi.id]], self.s.home[c.phi.id])
                 self.loops.pop()
         t("block_sync();")
-        place = 0
+        place = self.s.join
         joined: dict[int, str] = {}
         steps = {c.phi.id: merge_steps(s, c) for c in s.carries}
 

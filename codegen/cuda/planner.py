@@ -117,8 +117,8 @@ class Planner(Placement):
         o.scratch_bytes = self.scratch_bytes()
         merge = 0
         if o.split is not None:
-            merge = self.merge_bytes(o.split)
-        o.shared = max(at + o.scratch_bytes, merge)
+            o.join, merge = start, self.merge_bytes(o.split)  # over the loop's tiles; others may be needed later
+        o.shared = max(at + o.scratch_bytes, start + merge)
         if o.shared > arch.shared:
             raise Unsupported(f"{o.shared} bytes of shared memory, {arch.name} has {arch.shared} for a block")
         o.registers = self.count_registers()

@@ -94,6 +94,7 @@ class Schedule:
     deferred: frozenset[int] = frozenset()  # phis of carries kept as partial sums of each lane until their loop ends
     scratch: int = 0
     scratch_bytes: int = 0
+    join: int = 0  # where warps that share a loop exchange their states
     shared: int = 0
     registers: int = 0
     min_blocks: int = 1

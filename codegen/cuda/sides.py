@@ -165,6 +165,7 @@ class SideChoice(Warps):
                 frames.append((("store", id(s)), self.live(dict.fromkeys((*index_axes(s), *s.arg.axes)))))
         for key, axes in frames:
             meet([(a, self.sides.get((*key, a)) or ROW) for a in axes])
+        self.late_products = {a for s in self.p.body if isinstance(s, Contract) for a in s.out.axes}  # columns of products after loops
         self.inner_columns: set[str] = set()  # summed axes of left operands in registers
         self.inner_computed: set[str] = set()  # summed axes of operands that are not merely loaded
         for s in self.matrices.values():
@@ -233,10 +234,8 @@ class SideChoice(Warps):
             if self.kind == "vector":
                 self.groups[key] = vector_group(axes, extents, side, self.wr if side == ROW else self.wc, self.adjacent, self.arch)
             else:
-                if side == COLUMN and after and math.prod(extents) % (self.ws * self.arch.fragment[1]) == 0:
-                    warps = self.ws
-                if side == COLUMN and warps > 1 and math.prod(extents) % (self.arch.grain * warps) and not after:
-                    warps = 1
+                if side == COLUMN:
+                    warps = self.column_warps(axes, math.prod(extents), warps, after)
                 g = fragment_group(axes, extents, side, warps, self.arch)
                 if set(axes) & self.inner_computed:
                     up = -(-g.padded // self.arch.fragment[2]) * self.arch.fragment[2]
@@ -245,6 +244,16 @@ class SideChoice(Warps):
                     g = replace(g, padded=up, slots=g.slots * up // g.padded)
                 self.groups[key] = g
         return self.groups[key]
+
+    def column_warps(self, axes: tuple[str, ...], size: int, warps: int, after: bool) -> int:
+        """How many warps can have a part of the columns each."""
+        if after and not set(axes) & self.inner_columns:
+            warps = self.ws
+        whole = size // warps
+        if after and not set(axes) & self.late_products:
+            return warps if size % (warps * self.arch.fragment[1]) == 0 else 1
+        # a warp's part is a power of two of whole operands: then its first chunk and its steps from there share no bits
+        return warps if size % (warps * self.arch.grain) == 0 and whole & (whole - 1) == 0 else 1
 
     def layout(self, key: tuple, axes: tuple[str, ...], after: bool) -> Layout:
         row = column = None

@@ -26,6 +26,7 @@ HEAVY = frozenset(
 )
 MOST_WORKSPACE = 1 << 30
 THREADS = 256
+ROOM = 96 * 1024  # bytes of shared memory that values may take
 
 
 @dataclass
@@ -87,7 +88,7 @@ class _Planner:
                     work[s.out.id] = 0
         shared = workspace = 0
         places: dict[int, tuple[str, int]] = {}
-        room = min(self.arch.shared, 96 * 1024)
+        room = min(self.arch.shared, ROOM)
         for v in sorted(kept.values(), key=lambda v: self.size(v.axes)):
             n = -(-self.size(v.axes) * self.width // 16) * 16
             if shared + n <= room:

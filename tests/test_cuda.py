@@ -1,0 +1,534 @@
+"""The CUDA lowering: emitted kernels run in the emulator against float64, and compile for every architecture."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import eqsat_neptune.extraction  # noqa: F401  (before codegen.lower)
+import ml_dtypes
+import numpy as np
+import pytest
+from eqsat_neptune.codegen.cuda import emit as emit_module
+from eqsat_neptune.codegen.cuda import simple as simple_module
+from eqsat_neptune.codegen.cuda.arch import cuda_arch
+from eqsat_neptune.codegen.cuda.emit import emit, feasible, is_packed, precision_of, resources
+from eqsat_neptune.codegen.cuda.emulate import host_compiler, numpy_dtype, run
+from eqsat_neptune.codegen.cuda.layout import Unsupported
+from eqsat_neptune.codegen.cuda.planner import plan
+from eqsat_neptune.codegen.cuda.simple import Simple
+from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
+
+from eqsat_neptune import terms as T
+from eqsat_neptune.terms import Affine, add, bi, inp, iota, mul, num, sub, un, where
+from eqsat_neptune.terms import axis_index as A
+
+BF16 = ml_dtypes.bfloat16
+ARCHES = ("sm_80", "sm_89", "sm_90a", "sm_120a")
+SOFT = T.Monoid(("max",), (((0, un("exp", sub(T.var("r0"), T.var("R0")))),),))
+
+needs_compiler = pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler for the emulator")
+
+
+@dataclass
+class Job:
+    """Kernels over buffers, inputs and the float64 result of each output."""
+
+    kernels: list[Kernel]
+    buffers: dict[str, Buffer]
+    inputs: dict[str, np.ndarray]
+    want: dict[str, np.ndarray]
+    tolerance: float = 5e-3
+    compute: str = "float32"
+    programs: list = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.programs = [lower(k, self.buffers, self.compute) for k in self.kernels]
+
+    def check(self, out: dict[str, np.ndarray]) -> None:
+        for name, want in self.want.items():
+            got = np.asarray(out[name]).astype(np.float64)
+            assert got.shape == want.shape
+            assert np.array_equal(np.isnan(got), np.isnan(want)), f"{name}: NaN in other places"
+            finite = np.isfinite(want)
+            assert np.array_equal(got[~finite], want[~finite], equal_nan=True)
+            error = np.linalg.norm((got - want)[finite]) / max(np.linalg.norm(want[finite]), 1e-30)
+            assert error <= self.tolerance, f"{name}: relative error {error}\n{self.programs[0]}"
+
+
+def check_all(jobs: dict[str, Job], seeds: tuple[int, ...] = (0, 11)) -> None:
+    """All jobs in one translation unit: compiling is what takes time."""
+    programs, buffers, inputs, places = [], {}, {}, {}
+    for prefix, job in jobs.items():
+        rename = {b: f"{prefix}_{b}" for b in job.buffers}
+        places[prefix] = rename
+        for b in job.buffers.values():
+            buffers[rename[b.name]] = replace(b, name=rename[b.name])
+        inputs |= {rename[n]: x for n, x in job.inputs.items()}
+        renamed = [renamed_kernel(k, rename, f"{prefix}_{n}") for n, k in enumerate(job.kernels)]
+        programs += [lower(k, buffers, job.compute) for k in renamed]
+    for out in run(programs, buffers, inputs, seeds=seeds):
+        for prefix, job in jobs.items():
+            job.check({n: out[places[prefix][n]] for n in job.want})
+
+
+def renamed_kernel(k: Kernel, names: dict[str, str], name: str) -> Kernel:
+    def f(t: T.Term, args: tuple[T.Term, ...]) -> T.Term | None:
+        return T.make("input", (names[t.attr[0]], t.attr[1])) if t.op == "input" else None  # type: ignore[index]
+
+    terms = T.rewrite([s.term for s in k.stores], f)
+    return replace(k, name=name, stores=tuple(Store(names[s.buffer], t, s.index) for s, t in zip(k.stores, terms, strict=True)))
+
+
+def make(dtype: str, shape: tuple[int, ...], seed: int, scale: float = 1.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(numpy_dtype(dtype))
+
+
+def f64(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+# ------------------------------------------------------------------ attention, under many schedules
+
+
+def attention(
+    h: int = 2, g: int = 1, n: int = 70, m: int = 90, d: int = 32, e: int = 32, *, mask: str = "all", cap: float = 0.0, alibi: bool = False,
+    pivot: bool = True, rows: tuple[int, int] = (1, 32), keys: int = 32, split: int = 1, dtype: str = "bfloat16", compute: str = "float32",
+    choices: dict | None = None, change: Callable[[dict[str, np.ndarray]], None] | None = None, tolerance: float = 5e-3,
+) -> Job:  # fmt: skip
+    """Heads h·g over h key heads, n query rows, m keys; rows: (heads of a group, query rows) of a block; split: parts of the keys."""
+    key = "k.i" if split > 1 else "k"
+    head = A("h").plus(A("g")) if False else (A("g").plus(A("h"), g) if g > 1 else A("h"))
+    q = inp("Q", (head, A("q"), A("d"))) if n > 1 else inp("Q", (head, Affine(0), A("d")))
+    k, v = inp("K", (A("h"), A("k"), A("d"))), inp("V", (A("h"), A("k"), A("e")))
+    here = iota("q") if n > 1 else num(m - 1)
+    s = mul(T.red("+", "d", mul(q, k)), 1 / math.sqrt(d))
+    if cap:
+        s = mul(cap, un("tanh", mul(s, 1 / cap)))
+    if alibi:
+        s = add(s, mul(inp("slopes", (head,)), sub(iota("k"), here)))
+    keep = {
+        "all": None,
+        "causal": bi("le", iota("k"), here),
+        "window": bi("and", bi("le", iota("k"), here), bi("lt", sub(here, iota("k")), num(20.0))),
+        "late": bi("le", add(iota("k"), num(40.0)), here),  # nothing for the first rows
+    }[mask]
+    if keep is not None:
+        s = where(keep, s, num(-math.inf))
+    one = num(1.0)
+    if pivot:
+        top, weight, value = (T.fold(SOFT, i, key, [s, x]) for i, x in ((0, one), (1, one), (1, v)))
+    else:
+        top, weight, value = None, T.red("+", key, un("exp", s)), T.red("+", key, mul(un("exp", s), v))
+    axes = {"h": Axis(h, 1, "grid")}
+    extents = {"h": h, "k": m, "d": d, "e": e}
+    if g > 1:
+        axes["g"], extents["g"] = Axis(g, rows[0], "whole" if rows[0] == g else "grid"), g
+    if n > 1:
+        axes["q"], extents["q"] = Axis(n, min(n, rows[1]), "grid"), n
+    axes |= {"d": Axis(d, d, "whole"), "e": Axis(e, e, "whole")}
+    shapes = {"Q": (h * g, n, d), "K": (h, m, d), "V": (h, m, e)}
+    buffers = {b: Buffer(b, x, dtype, "input") for b, x in shapes.items()}
+    if alibi:
+        buffers["slopes"] = Buffer("slopes", (h * g,), "float32", "input")
+    buffers["O"] = Buffer("O", (h * g, n, e), dtype, "output")
+    at = (head, A("q") if n > 1 else Affine(0), A("e"))
+    inputs = {b.name: make(b.dtype, b.shape, i, 0.1 if b.name == "slopes" else 1.0) for i, b in enumerate(buffers.values()) if b.kind == "input"}
+    if change:
+        change(inputs)
+    want = {"O": attend(inputs, g, mask, cap, alibi, n, m, d)}
+    if split == 1:
+        axes["k"] = Axis(m, keys, "loop")
+        return Job([Kernel("k0", (Store("O", T.div(value, weight), at),), axes, extents, choices or {})], buffers, inputs, want, tolerance, compute)
+    block = -(-m // split // keys) * keys
+    axes |= {"k.o": Axis(split, 1, "grid"), "k.i": Axis(block, keys, "loop")}
+    extents |= {"k.o": split, "k.i": block}
+    part = (head, at[1], A("k.o"))
+    buffers["tO"] = Buffer("tO", (h * g, n, split, e), "float32", "temp")
+    stores = [Store("tO", value, (*part, A("e")))]
+    named = [("tL", weight)] + ([("tM", top)] if top is not None else [])
+    for name, term in named:
+        buffers[name] = Buffer(name, (h * g, n, split), "float32", "temp")
+        stores.append(Store(name, term, part))
+    o, l = inp("tO", (*part, A("e"))), inp("tL", part)
+    if pivot:
+        t = inp("tM", part)
+        joined = T.div(T.fold(SOFT, 1, "k.o", [t, o]), T.fold(SOFT, 1, "k.o", [t, l]))
+    else:
+        joined = T.div(T.red("+", "k.o", o), T.red("+", "k.o", l))
+    last = {a: Axis(x.extent, 1, "grid") for a, x in axes.items() if a in "hgq"} | {
+        "e": Axis(e, e, "whole"), "k.o": Axis(split, split, "whole"),
+    }  # fmt: skip
+    first = Kernel("k0", tuple(stores), axes, extents, choices or {})
+    return Job([first, Kernel("k1", (Store("O", joined, at),), last, extents)], buffers, inputs, want, tolerance, compute)
+
+
+def attend(x: dict[str, np.ndarray], g: int, mask: str, cap: float, alibi: bool, n: int, m: int, d: int) -> np.ndarray:
+    k, v = (np.repeat(f64(x[i]), g, 0) for i in "KV")
+    s = np.einsum("hqd,hkd->hqk", f64(x["Q"]), k) / math.sqrt(d)
+    if cap:
+        s = cap * np.tanh(s / cap)
+    i, j = (np.arange(n) if n > 1 else np.array([m - 1]))[:, None], np.arange(m)[None]
+    if alibi:
+        s = s + f64(x["slopes"])[:, None, None] * (j - i)
+    keep = {"all": j >= 0, "causal": j <= i, "window": (j <= i) & (i - j < 20), "late": j + 40 <= i}[mask]
+    with np.errstate(all="ignore"):
+        s = np.where(keep, s, -np.inf)
+        top = s.max(-1, keepdims=True)
+        p = np.exp(s - np.where(np.isneginf(top), 0.0, top))
+        return np.einsum("hqk,hke->hqe", p, v) / p.sum(-1, keepdims=True)
+
+
+@needs_compiler
+def test_attention_under_many_schedules() -> None:
+    check_all({
+        "global": attention(),
+        "causal": attention(mask="causal", rows=(1, 64), keys=16),
+        "window": attention(mask="window", n=90, cap=5.0, pivot=False, rows=(1, 16), keys=16),
+        "dead": attention(mask="late", n=90),  # whole rows, and first tiles, without a key: NaN as 0/0
+        "alibi": attention(mask="causal", alibi=True, n=50, m=50),
+        "heads": attention(g=3, mask="causal", rows=(3, 16), n=33, m=33),
+        "wide": attention(d=64, e=16, rows=(1, 128), n=130, choices={"warps": 4, "stages": 3}),
+        "eighty": attention(d=80, e=40, m=33, keys=16, choices={"stages": 1}),
+        "fp16": attention(dtype="float16", tolerance=1e-3),
+    })  # fmt: skip
+
+
+@needs_compiler
+def test_few_rows_share_the_keys_between_warps() -> None:
+    check_all({
+        "one": attention(n=1, m=300, keys=64),
+        "group": attention(g=5, n=1, m=150, rows=(5, 1), keys=64, choices={"warps": 4, "stages": 3}),
+        "split": attention(n=1, m=500, keys=64, split=3),
+        "nopivot": attention(g=2, n=1, m=300, rows=(2, 1), keys=64, split=2, cap=5.0, pivot=False),
+        "alibi": attention(g=2, n=1, m=200, rows=(2, 1), keys=32, alibi=True, choices={"warps": 2}),
+        "rows": attention(n=7, m=100, mask="causal", rows=(1, 7), keys=64),
+        "nothing": attention(n=7, m=64, mask="late", rows=(1, 7), keys=64),
+    })  # fmt: skip
+
+
+@needs_compiler
+def test_full_precision_goes_without_tensor_cores() -> None:
+    check_all({
+        "f32": attention(dtype="float32", mask="causal", tolerance=2e-6),
+        "f64": attention(dtype="float64", compute="float64", mask="causal", tolerance=1e-13),
+        "one": attention(n=1, m=100, dtype="float32", tolerance=2e-6),
+    }, seeds=(3,))  # fmt: skip
+
+
+def strided(x: np.ndarray, how: str) -> np.ndarray:
+    """The same values in other places of memory."""
+    if how == "transposed":
+        return np.ascontiguousarray(x.transpose(2, 1, 0)).transpose(2, 1, 0)
+    if how == "backwards":
+        return np.ascontiguousarray(x[:, ::-1])[:, ::-1]
+    if how == "odd":  # rows start anywhere
+        wide = np.zeros((*x.shape[:2], x.shape[2] + 3), x.dtype)
+        wide[..., 1:-2] = x
+        return wide[..., 1:-2]
+    if how == "rows":  # contiguous rows at multiples of 16 bytes, not row-major
+        return np.ascontiguousarray(x.transpose(1, 0, 2)).transpose(1, 0, 2)
+    return np.broadcast_to(x[:, :1], x.shape)
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", ["transposed", "backwards", "odd", "rows", "broadcast"])
+def test_inputs_of_any_strides(how: str) -> None:
+    def change(inputs: dict[str, np.ndarray]) -> None:
+        for n in inputs:
+            inputs[n] = strided(inputs[n], how)
+
+    job = attention(n=40, m=40, mask="causal", change=change)
+    (out,) = run(job.programs, job.buffers, job.inputs)
+    job.check(out)
+
+
+def test_packing_of_arrays() -> None:
+    shape = (4, 6, 32)
+    assert is_packed(shape, (192, 32, 1), "bfloat16") == 2
+    assert is_packed(shape, (192, 32, 1), "bfloat16", 8) == 0
+    assert is_packed(shape, (32, 128, 1), "bfloat16") == 1
+    assert is_packed(shape, (0, 32, 1), "bfloat16") == 1
+    assert is_packed(shape, (1, 4, 24), "bfloat16") == 0
+    assert is_packed((4, 6, 33), (198, 33, 1), "bfloat16") == 0
+    assert is_packed((1, 1), (7, 9), "float32") == 2
+
+
+# ------------------------------------------------------------------ rows, products, chains
+
+
+def simple_job(terms: dict[str, tuple[T.Term, tuple[str, ...]]], axes: dict[str, Axis], inputs: dict[str, np.ndarray], want: dict[str, np.ndarray],
+               dtype: str = "bfloat16", **more: object) -> Job:  # fmt: skip
+    extents = {a: x.extent for a, x in axes.items()}
+    buffers = {n: Buffer(n, x.shape, x.dtype.name, "input") for n, x in inputs.items()}
+    stores = []
+    for name, (term, dims) in terms.items():
+        buffers[name] = Buffer(name, tuple(extents[a] for a in dims), dtype, "output")
+        stores.append(Store(name, term, tuple(map(A, dims))))
+    choices = more.pop("choices", {})
+    return Job([Kernel("k0", tuple(stores), axes, extents, choices)], buffers, inputs, want, **more)  # type: ignore[arg-type]
+
+
+def softmax_rows(m: int, n: int, rows: int, tile: int | None, dtype: str = "bfloat16", warps: int | None = None) -> Job:
+    x = inp("X", (A("m"), A("n")))
+    if tile:
+        y = T.div(un("exp", sub(x, T.fold(SOFT, 0, "n", [x, num(1.0)]))), T.fold(SOFT, 1, "n", [x, num(1.0)]))
+    else:
+        p = un("exp", sub(x, T.red("max", "n", x)))
+        y = T.div(p, T.red("+", "n", p))
+    axes = {"m": Axis(m, rows, "grid"), "n": Axis(n, tile or n, "loop" if tile else "whole")}
+    a = make(dtype, (m, n), 1)
+    p64 = np.exp(f64(a) - f64(a).max(-1, keepdims=True))
+    choices = {"warps": warps} if warps else {}
+    return simple_job({"Y": (y, ("m", "n"))}, axes, {"X": a}, {"Y": p64 / p64.sum(-1, keepdims=True)}, dtype, choices=choices,
+                      tolerance=5e-3 if dtype == "bfloat16" else 2e-6)  # fmt: skip
+
+
+def product(m: int, n: int, k: int, tile: tuple[int, int, int], order: str = "mk,kn", normed: bool = False, dtype: str = "bfloat16", **more: object) -> Job:
+    first, second = order.split(",")
+    x, w = inp("X", tuple(map(A, first))), inp("W", tuple(map(A, second)))
+    size = {"m": m, "n": n, "k": k}
+    a, b = (make(dtype, tuple(size[c] for c in o), i) for i, o in enumerate((first, second)))
+    y = T.red("+", "k", mul(x, w))
+    want = np.einsum(f"{order}->mn", f64(a), f64(b))
+    if normed:
+        y = mul(y, un("rsqrt", add(mul(T.red("+", "k", mul(x, x)), 1 / k), 1e-6)))
+        want = want / np.sqrt((f64(a) ** 2).mean(-1, keepdims=True) + 1e-6)
+    axes = {"m": Axis(m, tile[0], "grid"), "n": Axis(n, tile[1], "grid"), "k": Axis(k, tile[2], "loop" if tile[2] < k else "whole")}
+    return simple_job({"Y": (y, ("m", "n"))}, axes, {"X": a, "W": b}, {"Y": want}, dtype, **more)
+
+
+@needs_compiler
+def test_rows() -> None:
+    check_all({
+        "short": softmax_rows(5, 37, 2, None),
+        "long": softmax_rows(3, 1500, 1, None, warps=2),
+        "streamed": softmax_rows(3, 700, 1, 128),
+        "ragged": softmax_rows(5, 1001, 4, 250, "float32"),
+    })  # fmt: skip
+
+
+@needs_compiler
+def test_products() -> None:
+    check_all({
+        "plain": product(70, 100, 96, (64, 64, 32)),
+        "both": product(64, 64, 64, (32, 64, 32), "km,nk"),
+        "few": product(5, 96, 200, (5, 32, 64), normed=True),
+        "ragged": product(33, 41, 50, (16, 32, 16)),
+        "f32": product(40, 40, 70, (32, 32, 16), dtype="float32", tolerance=2e-6),
+        "warps": product(64, 128, 64, (64, 128, 32), choices={"warps": 8, "stages": 3}),
+    }, seeds=(5,))  # fmt: skip
+
+
+@needs_compiler
+def test_chains_of_products() -> None:
+    """(X·A)·B, a computed operand on either side, operands of 8 bits, a gather."""
+    x, a, b = make("bfloat16", (40, 64), 0), make("bfloat16", (64, 16), 1), make("bfloat16", (16, 48), 2)
+    X, P, Q = inp("X", (A("m"), A("k"))), inp("P", (A("k"), A("r"))), inp("Q", (A("r"), A("n")))
+    chain = T.red("+", "r", mul(T.red("+", "k", mul(X, P)), Q))
+    axes = {"m": Axis(40, 16, "grid"), "k": Axis(64, 32, "loop"), "r": Axis(16, 16, "whole"), "n": Axis(48, 48, "whole")}
+    jobs = {"lora": simple_job({"Y": (chain, ("m", "n"))}, axes, {"X": x, "P": a, "Q": b}, {"Y": f64(x) @ f64(a) @ f64(b)}, tolerance=8e-3)}
+
+    scaled = T.red("+", "k", mul(un("tanh", X), un("tanh", P)))
+    axes = {"m": Axis(40, 32, "grid"), "k": Axis(64, 32, "loop"), "r": Axis(16, 16, "whole")}
+    jobs["computed"] = simple_job({"Y": (scaled, ("m", "r"))}, axes, {"X": x, "P": a}, {"Y": np.tanh(f64(x)) @ np.tanh(f64(a))}, tolerance=8e-3)
+
+    x8, p8 = x.astype(ml_dtypes.float8_e4m3fn), a.astype(ml_dtypes.float8_e5m2)
+    eight = T.red("+", "k", mul(X, P))
+    jobs["eight"] = simple_job({"Y": (eight, ("m", "r"))}, axes, {"X": x8, "P": p8}, {"Y": f64(x8) @ f64(p8)})
+
+    table, index = make("float32", (30, 24), 3), np.array([4, 29, 0, -1, 7, 30], np.int64)
+    rows = T.gather(inp("E", (A("v"), A("d"))), "v", inp("I", (A("i"),)))
+    want = np.stack([f64(table[i]) if 0 <= i < 30 else np.full(24, np.nan) for i in index])
+    axes = {"i": Axis(6, 2, "grid"), "d": Axis(24, 24, "whole"), "v": Axis(30, 30, "whole")}
+    jobs["gather"] = simple_job({"Y": (rows, ("i", "d"))}, axes, {"E": table, "I": index}, {"Y": want}, "float32", tolerance=1e-7)
+    check_all(jobs)
+
+
+@needs_compiler
+def test_what_fits_no_fragment_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products over a batch inside one block, distances that are never multiplied out; and everything else, if need be."""
+    x, y = make("float32", (3, 20, 9), 0), make("float32", (3, 9, 13), 1)
+    X, Y = inp("X", (A("b"), A("m"), A("k"))), inp("Y", (A("b"), A("k"), A("n")))
+    axes = {"b": Axis(3, 3, "whole"), "m": Axis(20, 20, "whole"), "k": Axis(9, 4, "loop"), "n": Axis(13, 8, "grid")}
+    batch = simple_job({"Z": (T.red("+", "k", mul(X, Y)), ("b", "m", "n"))}, axes, {"X": x, "Y": y}, {"Z": f64(x) @ f64(y)}, "float32", tolerance=1e-6)
+    u, v = make("float32", (17, 6), 2), make("float32", (23, 6), 3)
+    distance = T.red("+", "d", un("abs", sub(inp("U", (A("i"), A("d"))), inp("V", (A("j"), A("d"))))))
+    near = T.red("+", "j", un("exp", mul(-1.0, distance)))
+    axes = {"i": Axis(17, 8, "grid"), "j": Axis(23, 5, "loop"), "d": Axis(6, 6, "whole")}
+    want = np.exp(-np.abs(f64(u)[:, None] - f64(v)[None]).sum(-1)).sum(-1)
+    jobs = {"batch": batch, "near": simple_job({"Z": (near, ("i",))}, axes, {"U": u, "V": v}, {"Z": want}, "float32", tolerance=1e-6)}
+    check_all(jobs, seeds=(2,))
+
+    def none(*args: object) -> None:
+        raise Unsupported("as if no fragment fitted")
+
+    monkeypatch.setattr(emit_module, "plan", none)
+    jobs |= {
+        "causal": attention(n=20, m=30, mask="causal", d=16, e=16),
+        "split": attention(n=1, m=100, split=3, d=16, e=16),
+        "rows": softmax_rows(3, 200, 1, 64),
+        "f64": attention(n=5, m=9, d=4, e=4, dtype="float64", compute="float64", tolerance=1e-13),
+    }
+    check_all(jobs, seeds=(2,))
+    monkeypatch.setattr(simple_module, "ROOM", 256)  # nothing but the smallest values in shared memory: the rest in a workspace
+    check_all({"causal": jobs["causal"]}, seeds=(2,))
+
+
+@needs_compiler
+def test_nan_and_infinity_show_where_they_count() -> None:
+    def change(inputs: dict[str, np.ndarray]) -> None:
+        inputs["V"][0, 3, 5] = np.nan
+        inputs["Q"][1, 7] = np.nan
+        inputs["K"][1, 2] = 300.0
+
+    job = attention(n=40, m=40, mask="causal", change=change, tolerance=1e-2)
+    want = job.want["O"]
+    assert np.isnan(want).any() and not np.isnan(want).all()
+    (out,) = run(job.programs, job.buffers, job.inputs)
+    got = f64(out["O"])
+    # a key of weight exactly 0 may or may not show its NaN; here every kept key has weight
+    assert np.array_equal(np.isnan(got[1]), np.isnan(want[1]))
+    assert np.array_equal(np.isnan(got[0, 3:, 5]), np.isnan(want[0, 3:, 5])) and not np.isnan(got[0, :, :5]).any()
+
+
+# ------------------------------------------------------------------ text
+
+
+def job_text(job: Job, arch: str = "sm_90a") -> str:
+    source = emit(job.programs, job.buffers, cuda_arch(arch))
+    return "\n".join(f.text for f in source.functions)
+
+
+def test_text_reads_well() -> None:
+    text = job_text(attention(mask="causal"))
+    assert "asm" not in text and "contract<" in text and "Rounded" not in text
+    assert text.startswith("// kernel k0(") and "for k  where" in text  # the tile program heads the kernel
+    assert all(len(line) < 400 for line in text.splitlines())
+    balance = text.count("{") - text.count("}")
+    assert balance == 0
+
+
+def test_text_depends_on_the_program_alone() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        "import hashlib, test_cuda as t\n"
+        "jobs = [t.attention(mask='causal', g=3, rows=(3, 16)), t.attention(n=1, m=500, keys=64, split=3), t.softmax_rows(5, 700, 1, 128)]\n"
+        "print(hashlib.sha256(''.join(map(t.job_text, jobs)).encode()).hexdigest())"
+    )
+    out = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**_environment(), "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")
+    }
+    assert len(out) == 1
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"}
+
+
+def test_masked_tiles_are_skipped_and_longest_blocks_run_first() -> None:
+    text = job_text(attention(mask="causal", n=256, m=256, rows=(1, 64)))
+    assert re.search(r"k_end = at_most\(floor_div\(\(i64\)q0 \+ 63, 32\) \+ 1, ", text)
+    assert "the longest first" in text and "if (edge)" in text
+    assert "edge" not in job_text(attention(n=256, m=256, rows=(1, 64)))  # nothing masked, nothing ragged: no code for it
+
+
+def test_names_clash_with_nothing() -> None:
+    x = inp("float", (A("int"), A("fill")))
+    job = simple_job({"warp": (T.red("+", "fill", mul(x, x)), ("int",))},
+                     {"int": Axis(10, 2, "grid"), "fill": Axis(20, 20, "whole")}, {"float": make("float32", (10, 20), 0)},
+                     {"warp": (f64(make("float32", (10, 20), 0)) ** 2).sum(-1)}, "float32", tolerance=1e-6)  # fmt: skip
+    (out,) = run(job.programs, job.buffers, job.inputs) if host_compiler() else (None,)
+    if out is not None:
+        job.check(out)
+
+
+def test_resources_and_reasons() -> None:
+    job = attention(h=1, n=256, m=256, d=128, e=128, rows=(1, 128), keys=64)
+    shared, registers, threads = resources(job.programs[0], job.buffers, cuda_arch("sm_90a"))
+    assert (shared, threads) == (98304, 128) and 190 <= registers <= 255
+    assert feasible(job.programs[0], job.buffers, cuda_arch("sm_90a")) is None
+    huge = attention(h=1, n=2048, m=256, d=512, e=512, rows=(1, 512), keys=128)
+    with pytest.raises(Exception, match=r"bytes of shared memory|registers"):
+        plan(huge.programs[0], cuda_arch("sm_120a"), precision_of(huge.buffers, "float32"))
+
+
+def test_simple_lowering_is_a_last_resort() -> None:
+    from eqsat_neptune.codegen.cuda.emit import schedule_of
+
+    for job in (attention(), attention(n=1, m=500, keys=64, split=3), softmax_rows(5, 700, 1, 128), product(70, 100, 96, (64, 64, 32))):
+        for p in job.programs:
+            assert not isinstance(schedule_of(p, job.buffers, cuda_arch("sm_80")), Simple)
+
+
+# ------------------------------------------------------------------ compilation
+
+
+@cache
+def compiler_missing(arch: str) -> str:
+    from eqsat_neptune.errors import CompilerNotFound
+    from eqsat_neptune.runtime.nvrtc import compiler_version
+
+    try:
+        compiler_version(arch)
+    except CompilerNotFound as e:
+        return str(e)
+    return ""
+
+
+OPERATORS = (
+    "prefill_global", "prefill_causal", "prefill_gqa", "prefill_alibi", "prefill_softcap", "prefill_windowed",
+    "decode_causal", "decode_gqa", "decode_alibi", "decode_softcap",
+)  # fmt: skip
+
+
+def operators() -> dict[str, Job]:
+    """The ten attention operators at their real tiles (few heads: the text does not depend on it)."""
+    pre = dict(h=1, n=2048, m=2048, d=128, e=128, rows=(1, 128), keys=64)
+    dec = dict(h=1, n=1, m=4096, d=128, e=128, keys=64, split=8)
+    return {
+        "prefill_global": attention(**pre),
+        "prefill_causal": attention(**pre, mask="causal"),
+        "prefill_gqa": attention(**pre, mask="causal", g=8),
+        "prefill_alibi": attention(**pre, mask="causal", alibi=True),
+        "prefill_softcap": attention(**{**pre, "keys": 32}, mask="causal", cap=50.0, pivot=False),
+        "prefill_windowed": attention(**{**pre, "keys": 32}, mask="window", cap=50.0, pivot=False),
+        "decode_causal": attention(**dec),
+        "decode_gqa": attention(**dec, g=8, rows=(8, 1)),
+        "decode_alibi": attention(**dec, alibi=True),
+        "decode_softcap": attention(**dec, g=2, rows=(2, 1), cap=50.0, pivot=False),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_compile_without_spills(name: str, arch: str) -> None:
+    from eqsat_neptune.runtime.nvrtc import compile_cuda
+
+    if reason := compiler_missing(arch):
+        pytest.skip(reason)
+    job = operators()[name]
+    compiled = compile_cuda(emit(job.programs, job.buffers, cuda_arch(arch)).text, arch)
+    assert len(compiled.kernels) == len(job.programs)
+    assert {n: k.spill_bytes for n, k in compiled.kernels.items()} == {n: 0 for n in compiled.kernels}
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
+def test_compiles(arch: str) -> None:
+    from eqsat_neptune.runtime.nvrtc import compile_cuda
+
+    if reason := compiler_missing(arch):
+        pytest.skip(reason)
+    jobs = [attention(n=1, m=500, keys=64, split=3), softmax_rows(5, 700, 1, 128), product(40, 40, 70, (32, 32, 16), dtype="float32")]
+    for job in jobs:
+        compiled = compile_cuda(emit(job.programs, job.buffers, cuda_arch(arch)).text, arch)
+        assert len(compiled.kernels) == len(job.programs)
