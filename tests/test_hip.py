@@ -324,6 +324,29 @@ def test_fragments(arch: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("program", ["primitives", "fragments"])
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_primitives(arch: str, program: str, tmp_path: Path) -> None:
+    """The primitives' own text on the host, over the compiler's builtins as AMD's manuals describe them."""
+    compiler(arch)
+    if find_compiler(arch).rocm:
+        pytest.skip("the emulator is not compiled by hipcc")
+    here, found = Path(__file__).parent, hip_arch(arch)
+    headers = "".join((DEVICE / h).read_text() for h in found.headers if h not in ("wave64.h", "hip_math.h"))
+    text = [f"#include <{h}>" for h in ("initializer_list", "math.h", "stdint.h", "stdio.h", "stdlib.h", "string.h")]
+    text += ["namespace host {", (DEVICE / "emulator.h").read_text(), (DEVICE / "emulator_hip.h").read_text(), "}"]
+    text += [(here / "amd_builtins.h").read_text(), headers, (here / f"{program}.cpp").read_text()]
+    (tmp_path / "host.cpp").write_text("\n".join(text))
+    sizes = [f"-DWARP_SIZE={found.warp}", f"-DROW_SLOTS={found.row_slots}", f"-DCOLUMN_SLOTS={found.column_slots}"]
+    command = [*find_compiler(arch).command, "-x", "c++", "-O0", "-std=c++17", "-w", *sizes, "-o", "host", "host.cpp", "-lm"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    if re.search(r"fatal error: '\w+(\.h)?' file not found", done.stderr):
+        pytest.skip("no C++ standard library")
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([tmp_path / "host"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[:2000] + done.stderr
+
+
 UNARY = {
     "exp": (-700, 700), "exp2": (-1000, 1000), "expm1": (-700, 700), "log": (0, 1e3), "log2": (0, 1e3), "log10": (0, 1e3),
     "log1p": (-1, 1e3), "sinh": (-700, 700), "cosh": (-700, 700), "tanh": (-5, 5), "asinh": (-1e3, 1e3), "acosh": (1, 1e3),
