@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ PRELUDE = "\n".join(
         # axes: free sets and parts hold the leaves of the tree of parts
         "(function free (T) AS :merge (set-intersect old new)) (function parts (String) AS :no-merge)",
         "(function beside (String) AS :no-merge)",
-        "(relation need-volume (AS)) (function volume (AS) f64 :no-merge) (function length (String) f64 :no-merge)",
+        "(relation need-volume (AS)) (relation volume-of (AS String AS)) (function volume (AS) f64 :no-merge) "
+        "(function length (String) f64 :no-merge)",
         "(function extent (String) f64 :no-merge) (relation leaf-of (String String)) (relation nth (i64))",
         "(relation redaxis (String)) (relation dep (String T)) (relation splittable (String String String)) (relation "
         "inside (String))",
@@ -83,6 +85,7 @@ PRELUDE = "\n".join(
         "(function steps (String T) i64 :merge (min old new))",
         "(function regular (T T) Unit :no-merge) (function vanish (T T) Unit :no-merge) (function tame (T T) Unit :no-merge)",
         "(function below (T T) Unit :no-merge) (relation unless-finite (T T))",
+        "(relation product-of (T T T)) (relation sum-of (T T T)) (relation multiple-of (T f64 T)) (relation along (String T))",
         "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",
         "(function lz (T) f64 :merge (max old new)) (function hz (T) f64 :merge (min old new))",
         "(function lo (T) f64 :merge (max old new)) (function hi (T) f64 :merge (min old new))",
@@ -220,10 +223,16 @@ class EGraph:
         self._lines.append(line)
 
     def flush(self) -> None:
-        """Run the queued actions, as one premise-free rule (a let at top level would make a table)."""
+        """Run the queued actions, as one premise-free rule (a let at top level would make a table).  It is handed over as syntax
+        rather than text: each piece of parsed syntax carries the whole text with it, which takes time quadratic in its length."""
         if self._lines:
+            from egglog import bindings
+
+            syntax = _Syntax(bindings)
             r = f"go{self._rounds}"
-            self.run(f"(ruleset {r}) (rule () ({' '.join(self._lines)}) :ruleset {r}) (run-schedule (run {r}))")
+            rule = bindings.Rule(syntax.span, [a for x in self._lines for a in syntax.actions(x)], [], r, r)
+            self._engine.run_program(bindings.AddRuleset(syntax.span, r), bindings.RuleCommand(rule))
+            self.run(f"(run-schedule (run {r}))")
         self._rounds += 1
         self._lines, self._names = [], {}
 
@@ -343,6 +352,56 @@ class EGraph:
             if r.inputs[1] in number:
                 g.normsq.setdefault(number[r.inputs[1]], {})[axis(text(r.inputs[0]))] = e.value_to_f64(r.output)
         return g
+
+
+class _Syntax:
+    """Actions given as text, as egglog's syntax objects without source positions."""
+
+    def __init__(self, bindings: Any):
+        self.b, self.span = bindings, bindings.PanicSpan()
+
+    def actions(self, text: str) -> list[Any]:
+        return [self.action(x) for x in sexpressions(text)]
+
+    def action(self, x: list) -> Any:
+        match x:
+            case ["let", name, e]:
+                return self.b.Let(self.span, name, self.expression(e))
+            case ["set", [f, *args], e]:
+                return self.b.Set(self.span, f, [self.expression(a) for a in args], self.expression(e))
+            case ["union", a, b]:
+                return self.b.Union(self.span, self.expression(a), self.expression(b))
+        return self.b.Expr_(self.span, self.expression(x))
+
+    def expression(self, x: str | list) -> Any:
+        if isinstance(x, list):
+            return (
+                self.b.Call(self.span, x[0], [self.expression(a) for a in x[1:]]) if x else self.b.Lit(self.span, self.b.Unit())
+            )
+        if x[0] == '"':
+            return self.b.Lit(self.span, self.b.String(x[1:-1]))
+        if re.fullmatch(r"-?\d+", x):
+            return self.b.Lit(self.span, self.b.Int(int(x)))
+        if re.fullmatch(r"-?\d.*|-?inf|NaN", x):
+            return self.b.Lit(self.span, self.b.Float(float(x)))
+        return self.b.Var(self.span, x)
+
+
+_TOKEN = re.compile(r'\(|\)|"[^"]*"|[^\s()]+')
+
+
+def sexpressions(text: str) -> list:
+    """A sequence of s-expressions as nested lists."""
+    stack: list[list] = [[]]
+    for token in _TOKEN.findall(text):
+        if token == "(":
+            stack.append([])
+        elif token == ")":
+            top = stack.pop()
+            stack[-1].append(top)
+        else:
+            stack[-1].append(token)
+    return stack[0]
 
 
 _Row = tuple[str, tuple, tuple]

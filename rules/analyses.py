@@ -47,9 +47,21 @@ def _sum(fn: str, start: str = "0.0") -> str:
     return f'(unstable-multiset-reduce (unstable-fn "+") {start} fs)'
 
 
-# a product of two: e and the other one, x
-_TWO = "(= t (Mul ms)) (= 2 (multiset-length ms)) (= n (idxM ms e)) (= x (multiset-pick (multiset-remove ms e)))"
-_SCALED = _TWO + " (= e (Num v))"
+# A sum or product of two, e and x, is a row of a relation: patterns then join on e and x, and a query that joins on
+# what a function
+# of a multiset gives would go through all pairs.
+_TWO = "(product-of t e x)"
+_SCALED = "(multiple-of t v x)"
+PAIRS = [
+    *(
+        _rule(
+            f"(= t ({c} ms)) (= 2 (multiset-length ms)) (= n (idx{c[0]} ms e)) (= x (multiset-pick (multiset-remove ms e)))",
+            f"({r} t e x)",
+        )
+        for c, r in (("Mul", "product-of"), ("Add", "sum-of"))
+    ),
+    _rule(f"{_TWO} (= e (Num v)) (< v inf) (> v -inf)", "(multiple-of t v x)"),
+]
 _DOWN, _UP = repr(1 - 1e-9), repr(1 + 1e-9)  # bounds are rounded outward where they are not exact
 _EULER = "2.718281828459045"
 
@@ -91,7 +103,8 @@ def _free() -> list[str]:
 # which elements of a sum or product may leave a reduction over k: asked only where the whole varies along k
 AXES = [
     *_free(),
-    _rule("(nth i) (= s (free t)) (= a (set-get s i)) (leaf-of a k)", "(dep k t)"),
+    _rule("(nth i) (= s (free t)) (= a (set-get s i))", "(along a t)"),
+    _rule("(along a t) (leaf-of a k)", "(dep k t)"),
     *(
         _rule(
             f"(dep k t) {_nary(n)} (= s (free e)) (= p (parts k)) (= 0 (set-length (set-intersect s p)))", "(set (indep k e) ())"
@@ -179,7 +192,7 @@ FACTS = [
         _rule(f"{_nary(n)} {_has(q, 'e')} {_each(f'{chr(34)}has{chr(34)} {chr(34)}{q}{chr(34)}')}", _gives(q))
         for n, q in (("Add", "masked"), ("Mul", "nonzero"), ("Mul", "nonneg"))
     ),
-    _rule(f"{_SCALED} (> v 0.0) (< v inf) {_has('masked', 'x')}", _gives("masked")),
+    _rule(f"{_SCALED} (> v 0.0) {_has('masked', 'x')}", _gives("masked")),
     _rule('(= t (Un "exp" x)) (= h (hz x))', _gives("noinf")),
     _rule(f'(= t (Un "recip" x)) {_has("nonzero", "x")}', _gives("noinf")),
     _rule(f'(= t (Un "recip" x)) {_has("nonzero", "x")} {_has("finite", "x", "w")}', _gives("finite"), _gives("nonzero")),
@@ -229,15 +242,15 @@ BOUNDS = [
     *(_rule(f'(= t (Bi "max" {xy})) (= a (lz x)) {_has("finite", "t")}', "(set (lz t) a)") for xy in ("x y", "y x")),
     *(_rule(f'(= t (Bi "min" {xy})) (= a (hz x))', "(set (hz t) a)") for xy in ("x y", "y x")),
     # products
-    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lz x))", "(set (lz t) (* v l))"),
-    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hz x))", "(set (hz t) (* v h))"),
-    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= l (lo x))", "(set (lo t) (* v l))"),
-    _rule(f"{_SCALED} (> v 0.0) (< v inf) (= h (hi x))", "(set (hi t) (* v h))"),
-    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hz x))", "(set (lz t) (* v h))"),
-    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= h (hi x))", "(set (lo t) (* v h))"),
-    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= l (lz x)) {_has('noinf', 'x')}", "(set (hz t) (* v l))"),
-    _rule(f"{_SCALED} (< v 0.0) (> v -inf) (= l (lo x)) {_has('noinf', 'x')}", "(set (hi t) (* v l))"),
-    _rule("(= t (Mul ms)) (= 2 (multiset-length ms)) (= 2 (idxM ms e))", "(set (lz t) 0.0)"),
+    _rule(f"{_SCALED} (> v 0.0) (= l (lz x))", "(set (lz t) (* v l))"),
+    _rule(f"{_SCALED} (> v 0.0) (= h (hz x))", "(set (hz t) (* v h))"),
+    _rule(f"{_SCALED} (> v 0.0) (= l (lo x))", "(set (lo t) (* v l))"),
+    _rule(f"{_SCALED} (> v 0.0) (= h (hi x))", "(set (hi t) (* v h))"),
+    _rule(f"{_SCALED} (< v 0.0) (= h (hz x))", "(set (lz t) (* v h))"),
+    _rule(f"{_SCALED} (< v 0.0) (= h (hi x))", "(set (lo t) (* v h))"),
+    _rule(f"{_SCALED} (< v 0.0) (= l (lz x)) {_has('noinf', 'x')}", "(set (hz t) (* v l))"),
+    _rule(f"{_SCALED} (< v 0.0) (= l (lo x)) {_has('noinf', 'x')}", "(set (hi t) (* v l))"),
+    _rule("(product-of t e e)", "(set (lz t) 0.0)"),
     _rule(
         f"{_TWO} (= l (lz e)) (= h (hz e)) (= a (lz x)) (= b (hz x)) {_has('noinf', 'e')} {_has('noinf', 'x', 'w')}",
         "(set (lz t) (min (min (* l a) (* l b)) (min (* h a) (* h b)))) (set (hz t) (max (max (* l a) (* l b)) (max "
@@ -262,8 +275,7 @@ BOUNDS = [
     # what a condition says of the branch that it guards
     *(_rule(f'(= c (Bi "{f}" a x)) (= l (lz a))', "(set (lz-if c x) l)") for f in ("lt", "le")),
     _rule(
-        "(= l (lz-if c x)) (= n (idxA ms x)) (= t (Add ms)) (= 2 (multiset-length ms)) (= k (lz (multiset-pick "
-        "(multiset-remove ms x))))",
+        "(= l (lz-if c e)) (sum-of t e x) (= k (lz x))",
         "(set (lz-if c t) (+ l k))",
     ),
     _rule("(= t (Where c x y)) (= a (lz-if c x)) (= b (lz y))", "(set (lz t) (min a b))"),
@@ -286,14 +298,12 @@ BOUNDS = [
     *(_rule(f'(= y (Bi "max" {xz}))', "(set (below x y) ())") for xz in ("x z", "z x")),
     _rule("(= u (below x y)) (= w (below y z))", "(set (below x z) ())"),
     _rule(
-        "(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms m)) (= m (Mul (multiset-of (Num -1.0) y))) (= u "
-        "(below x y)) (= k (idxA ms x))",
+        "(sum-of t m x) (multiple-of m -1.0 y) (= u (below x y))",
         "(set (hz t) 0.0)",
     ),
     # M − (M, or 0 where M = −inf) is 0 or −inf
     _rule(
-        "(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= p (Where c z x)) (= z (Num 0.0)) (= k (idxA ms m)) "
-        "(= m (Mul (multiset-of (Num -1.0) p))) (unless-finite c x)",
+        "(sum-of t m x) (multiple-of m -1.0 p) (= p (Where c z x)) (= z (Num 0.0)) (unless-finite c x)",
         "(set (hz t) 0.0)",
     ),
     _rule('(= c (Bi "eq" x i)) (= i (Num -inf))', "(unless-finite c x)"),
@@ -301,9 +311,7 @@ BOUNDS = [
     _rule('(= c (Un "not" f)) (= f (Un "isfinite" x))' + _has("masked", "x"), "(unless-finite c x)"),
     # Σ exp(x − max x) has a term 1
     _rule(
-        '(= t (Red "+" k e)) (= e (Un "exp" y)) (= y (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= r (Red '
-        '"max" k x)) '
-        "(= m (idxA ms z)) (= z (Mul (multiset-of (Num -1.0) r)))",
+        '(= t (Red "+" k e)) (= e (Un "exp" y)) (sum-of y m x) (multiple-of m -1.0 r) (= r (Red "max" k x))',
         "(set (lz t) 1.0)",
     ),
 ]
@@ -312,10 +320,9 @@ BOUNDS = [
 _SQUARES = '(= q (Red "+" d s)) (= s (Mul (multiset-of x x)))'
 NORMS = [
     _rule('(= q (Red "+" d s)) (= s (Mul ss)) (= 2 (multiset-length ss)) (= 2 (idxM ss x))', "(sumsq d x q 1.0)"),
-    _rule(f"(sumsq d x q a) {_TWO.replace('= x', '= q')} (= e (Num v)) (> v 0.0) (< v inf)", "(sumsq d x t (* a v))"),
+    _rule("(sumsq d x q a) (multiple-of t v q) (> v 0.0)", "(sumsq d x t (* a v))"),
     _rule(
-        "(sumsq d x q a) (= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms q)) (= l (lz (multiset-pick "
-        "(multiset-remove ms q)))) (>= l 0.0)",
+        "(sumsq d x e a) (sum-of t e y) (= l (lz y)) (>= l 0.0)",
         "(sumsq d x t a)",
     ),
     _rule('(sumsq d x q a) (= t (Un "rsqrt" q))', "(inverse-norm d x t a)"),
@@ -327,8 +334,7 @@ NORMS = [
     ),
     _rule("(= t (Where c x y)) (= a (normsq d x)) (= b (normsq d y))", "(set (normsq d t) (+ a b))"),
     _rule(
-        "(= t (Add ms)) (= 2 (multiset-length ms)) (= n (idxA ms x)) (= y (multiset-pick (multiset-remove ms x))) (= "
-        "a (normsq d x)) (= b (normsq d y))",
+        "(sum-of t e x) (= a (normsq d e)) (= b (normsq d x))",
         "(set (normsq d t) (* 2.0 (+ a b)))",
     ),
     _rule("(= t (View m x)) (shifted m d f) (= a (normsq d x))", "(set (normsq f t) a)"),
@@ -362,4 +368,4 @@ MASKS = [
     ),
 ]
 
-ALL = [*INDEX, *AXES, *FACTS, *BOUNDS, *NORMS, *MASKS]
+ALL = [*INDEX, *PAIRS, *AXES, *FACTS, *BOUNDS, *NORMS, *MASKS]

@@ -401,8 +401,8 @@ CONTRACTIONS = [
         "contractions",
         "(sum l (mul (as p (sum j (as q (mul ab*)))) rest*))",
         "(sum j (mul a* (sum l (mul b* rest*))))",
-        when="(free-of j rest*) (part ab* (cofactor l) a* b*) (all (noinf) rest*)",
-        guard="(some b*) (some rest*) (cheaper ((vol b* rest*) (vol a* b* rest* - l)) ((vol ab*) (vol p rest*)))",
+        when="(free-of j rest*) (divide ab* (cofactor l) a* b*) (all (noinf) rest*)",
+        guard="(some a*) (some b*) (some rest*) (cheaper ((vol b* rest*) (vol a* b* rest* - l)) ((vol ab*) (vol p rest*)))",
         law="(AB)C = A(BC)",
         numerics="reassociates",
         phase="contract",
@@ -583,7 +583,7 @@ CONSTANTS = [
 # sizes of sets of axes, on demand
 VOLUMES = [
     "(rule ((need-volume s) (= 0 (set-length s))) ((set (volume s) 1.0)) :ruleset an)",
-    "(rule ((need-volume s) (= a (set-get s 0))) ((need-volume (set-remove s a))) :ruleset an)",
-    "(rule ((need-volume s) (= a (set-get s 0)) (= v (volume (set-remove s a))) (= n (length a))) ((set (volume s) (* "
-    "n v))) :ruleset an)",
+    "(rule ((need-volume s) (= a (set-get s 0)) (= rest (set-remove s a))) ((need-volume rest) (volume-of s a rest)) "
+    ":ruleset an)",
+    "(rule ((volume-of s a rest) (= v (volume rest)) (= n (length a))) ((set (volume s) (* n v))) :ruleset an)",
 ]

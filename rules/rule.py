@@ -22,6 +22,7 @@ Conditions, all monotone facts:
     (nonneg x)                 x ≥ 0, or −inf or NaN
     (factored k x)             x is a product with a factor that does not vary along k but needs a reduction over it
     (partable k x)             x is a sum with terms that vary along k and others that do not
+    (divide ms* (indep k) a* b*)  the same, but facts that arrive after the node do not count: for long patterns
     (mixed x)                  x is partable along some axis that is reduced
     (some a*)  (all (noinf) a*)  (none (noinf) a*)  (fewer a* 8)        none: only as a guard, it is not monotone
     (lacks a* x)               x is not one of a*
@@ -169,7 +170,7 @@ class Rule:
         weaker = {"cofactor": "indep", "addend": "indep", "indep": "any", "regular": "any", "finite": "any"}
         for i, c in enumerate(self.conditions):
             rest: list[Sexpr] = [x for j, x in enumerate(self.conditions) if j != i]
-            if c[0] == "part":
+            if c[0] in ("part", "divide"):
                 head, *args = c[2]
                 f = [weaker[head], *args] if weaker[head] != "any" else ["any"]
                 rest.insert(i, [*c[:2], f, *c[3:]])
@@ -352,10 +353,11 @@ class _Compiler:
         head, *args = c
         if head in (*FACTS, *RELATIVE):
             self.premises.append(f"(= {self.fresh('u')} {self.fact(c)})")
-        elif head == "part":
+        elif head in ("part", "divide"):
             ms, f, yes, no = args
-            e = self.fresh("e")  # one that satisfies the fact: makes the rule look again when a fact arrives
-            self.premises += [f"(= {self.fresh('n')} ({self.kinds[ms]} {e}))", f"(= {self.fresh('u')} {self.fact(f, e)})"]
+            if head == "part":  # one that satisfies the fact: makes the rule look again when a fact arrives
+                e = self.fresh("e")
+                self.premises += [f"(= {self.fresh('n')} ({self.kinds[ms]} {e}))", f"(= {self.fresh('u')} {self.fact(f, e)})"]
             for var, prim in ((yes, "unstable-multiset-filter"), (no, "unstable-multiset-filter-not")):
                 v = self.fresh("ms")
                 self.premises.append(f"(= {v} ({prim} {self.predicate(f)} {self.star(ms)}))")
