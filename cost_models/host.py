@@ -121,7 +121,9 @@ class HostModel:
         waves = np.where(blocks >= 4 * m.cores, blocks / m.cores, np.ceil(blocks / m.cores))
         traffic = self._traffic(program, sizes) / m.dram
         serial = blocks * fixed * SERIAL
-        ok = held <= m.memory_block
+        # a block stays small, and all of them together below what the kernel reads and writes (or a few megabytes)
+        together = held * np.minimum(blocks, m.cores)
+        ok = (held <= m.memory_block) & (together <= np.maximum(self._traffic(program, sizes), 16e6))
         seconds = np.where(ok, m.launch + np.maximum(np.maximum(waves * one, serial), traffic), np.inf)
         full = (sizes.points,)
         seconds = np.broadcast_to(seconds, full)

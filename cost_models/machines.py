@@ -59,22 +59,24 @@ class Cpu:
     flops        of a large matrix product
     call         fixed cost of one array operation
     element      seconds per element of plain arithmetic on data in cache
-    cache        bytes of cache that a block may use before it runs at `far` bytes a second
+    cache        bytes that a block may hold before its operations slow down
+    near, far    bytes a second of elementwise operations on data within that, and beyond
     dram         bytes a second of all cores together
+    memory_block bytes that a block may hold at most
     """
 
     name: str
     cores: int
-    flops: float = 100e9
-    call: float = 2.0e-6
-    element: float = 0.4e-9
-    near: float = 30e9
-    far: float = 12e9
-    cache: float = 2e6
+    flops: float = 85e9
+    call: float = 2.5e-6
+    element: float = 0.45e-9
+    near: float = 25e9
+    far: float = 8e9
+    cache: float = 1.2e6
     dram: float = 20e9
     launch: float = 30e-6
     block: float = 10e-6
-    memory_block: float = 64e6
+    memory_block: float = 8e6
 
 
 H200 = Gpu(

@@ -42,6 +42,21 @@ class Classes:
     def size(self, c: int) -> int:
         return self.least[c][0]
 
+    def term(self, c: int) -> T.Term:
+        """The smallest usable term of a class."""
+        out: dict[int, T.Term] = {}
+        stack = [c]
+        while stack:
+            d = stack[-1]
+            n = self.least[d][1]
+            missing = [a for a in n.args if a not in out]
+            if missing:
+                stack += missing
+            else:
+                out[d] = T.make(n.op, n.attr, [out[a] for a in n.args])
+                stack.pop()
+        return out[c]
+
     @cached_property
     def source(self) -> dict[int, Node]:
         """The program itself as a graph: class → its node in the source (where a rule has retired that: the smallest one)."""

@@ -16,7 +16,7 @@ from ..cost_models.base import CostModel, Scores, Sizes
 from ..terms import Affine, Index, Term
 from .bodies import Bodies, State
 from .plan import Axis, Buffer, Kernel, Store
-from .region import Memory, Region
+from .region import Memory, Region, axis_key
 
 MOST_POINTS = 2000
 MOST_ROLES = 8
@@ -194,8 +194,8 @@ class Scored:
 class Pricer:
     """Lowers bodies under every useful assignment of roles and prices all tiles at once."""
 
-    def __init__(self, region: Region, model: CostModel, order: Callable[[str], tuple[int, str]]):
-        self.r, self.model, self.order = region, model, order
+    def __init__(self, region: Region, model: CostModel):
+        self.r, self.model = region, model
         self.lowerings = 0
         self.statements = 0
         self.points = 0
@@ -238,7 +238,7 @@ class Pricer:
 
     def assignments(self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]]):  # type: ignore[no-untyped-def]
         """Roles of all axes, the likelier ones first.  sums: axes that one product sums together."""
-        axes = sorted(axes, key=self.order)
+        axes = sorted(axes, key=axis_key)
         options = []
         for a in axes:
             if a not in reduced:
@@ -252,10 +252,15 @@ class Pricer:
                 if contracted and "loop" not in roles and "loop" in self.model.roles(together, True):
                     roles = (*roles, "loop")
                 options.append(roles)
-        for roles in itertools.product(*options):
-            r = dict(zip(axes, roles))
-            if all("whole" in self.model.roles(n, True) for g in sums if (n := math.prod(self.extent(a) for a in g if r[a] == "whole")) > 1 and len(g) > 1):
-                yield r
+        for chosen in itertools.product(*options):
+            roles = dict(zip(axes, chosen))
+            if all(self._fits(g, roles) for g in sums):
+                yield roles
+
+    def _fits(self, together: frozenset[str], roles: dict[str, str]) -> bool:
+        """May these axes of one product lie whole in a block as far as they do?"""
+        whole = math.prod(self.extent(a) for a in together if roles[a] == "whole")
+        return len(together) == 1 or whole == 1 or "whole" in self.model.roles(whole, True)
 
     def score(
         self,
@@ -296,17 +301,20 @@ class Pricer:
 
     def sizes(self, program: TileProgram, split: Split | None) -> tuple[Sizes, int]:
         """All combinations of tile sizes, for every number of parts if the kernel sees the split axis."""
-        touched = split is not None and any(a in (split.axis + ".o", split.axis + ".i") for a in program.axes)
-        ladder = self.model.tiles(program, {a: (int(split.block.max()) if touched and split and a == split.axis + ".i" else self.extent(a)) for a in program.axes})
-        ladder = thin(ladder)
-        parts = len(split.parts) if touched and split else 1
+        halves = (split.axis + ".o", split.axis + ".i") if split is not None else ()
+        touched = split if split is not None and any(a in halves for a in program.axes) else None
+        extents = {a: self.extent(a) for a in program.axes}
+        if touched is not None and halves[1] in extents:
+            extents[halves[1]] = int(touched.block.max())
+        ladder = thin(self.model.tiles(program, extents))
+        parts = len(touched.parts) if touched is not None else 1
         axes = list(program.axes)
         grids = np.meshgrid(np.arange(parts), *[np.array(ladder[a], float) for a in axes], indexing="ij")
         which = grids[0].ravel()
         tile = {a: g.ravel() for a, g in zip(axes, grids[1:])}
         extent = {a: np.full(1, float(max(self.extent(a), 0))) for a in axes}
-        if touched and split:
-            for name, values in ((split.axis + ".o", split.parts), (split.axis + ".i", split.block)):
+        if touched is not None:
+            for name, values in zip(halves, (touched.parts, touched.block)):
                 if name in extent:
                     extent[name] = values[which]
                     if program.axes[name].role == "whole":
@@ -376,7 +384,3 @@ def stores_of(
             m = names.memory(c)
             buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "temp"))
     return tuple(stores), buffers
-
-
-def index_names(index: Index, axis: Callable[[str], str]) -> Index:
-    return tuple(rename(ix, axis) for ix in index)

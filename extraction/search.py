@@ -1,26 +1,30 @@
 """The cheapest sequence of kernels for a region.
 
-`Search.solve(D)` gives the cheapest kernels that store every class of D: it picks a kernel for the largest class (with others of D as
-mates where they share work), and goes on with what is left of D and what that kernel reads.  Bounds that hold for every choice of roles
-and tiles keep most bodies from being lowered.  A split reduction is one run of the search for each axis: all costs are then arrays
-over the numbers of parts.
+`Search.solve(wanted)` gives the cheapest kernels that store every wanted class: it picks a kernel for the largest of them (with others
+as mates where they share work) and goes on with what is left and what that kernel reads.  Guesses say what to try first; bounds that
+hold for all roles and tiles keep most bodies from being lowered.  A split reduction is a run of the search for its axis, in which all
+costs are arrays over the numbers of parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..cost_models.base import CostModel, Work
-from .bodies import Bodies, Prices, State, bits
+from ..program import DTYPES
+from .bodies import Bodies, State
 from .kernels import Pricer, Scored, Split
+from .prices import Prices, bits
 from .region import Region, axis_key
 
-
+NEAR = 1.05  # plans this close are beyond what a model can tell apart: the one with less intermediate memory is taken
+HOPEFUL = 0.6  # a guess may be this much too high: what it says is worse by more is not tried
 BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
+TIE = 1e-3  # bodies with the same leaves whose scores differ by less do the same work
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Limits:
 
 @dataclass
 class Choice:
-    """A complete plan of a region: kernels in the order in which they run, with the number of parts chosen (its place in `split`)."""
+    """A complete plan of a region: kernels in the order in which they run; `part`: place in `split` of the number of parts."""
 
     seconds: float
     kernels: tuple[Scored, ...]
@@ -51,6 +55,8 @@ class Choice:
 
 @dataclass
 class Found:
+    """best: the choice; others: those that lost, cheapest first."""
+
     best: Choice
     others: list[Choice]
     stats: dict[str, int] = field(default_factory=dict)
@@ -65,136 +71,121 @@ class _Plans:
     budget: float
 
 
+@dataclass(frozen=True)
+class _Next:
+    """A kernel to try: guess and bound of the whole plan with it, its roots and body, and what is left to store."""
+
+    guess: float
+    bound: float
+    roots: tuple[int, ...]
+    state: State
+    rest: frozenset[int]
+
+
 class Search:
+    """One region's search.  `tick` is called with the number of kernels lowered so far."""
+
     def __init__(self, region: Region, model: CostModel, limits: Limits, tick: Callable[[int], None] | None = None):
         self.r, self.model, self.limits, self.tick = region, model, limits, tick
-        self.pricer = Pricer(region, model, axis_key)
-        self.bodies: dict[str | None, Bodies] = {}
-        self.prices = Prices(model.floor(Work()), self.mates)
-        self.priced: dict[tuple, list[Scored]] = {}
-        self.complete: list[Choice] = []
-        self.split: Split | None = None
-        self.memo: dict[frozenset[int], _Plans] = {}
-        self.mate_memo: dict[tuple[int, int], bool] = {}
-        self.below = self._below()
-        self.partial: dict[int, str] = {}
-        for c, free in enumerate(region.free):
-            split = next((a[:-2] for a in sorted(free) if a.endswith(".o")), None)
-            if split is not None:
-                self.partial[c] = split
+        self.pricer = Pricer(region, model)
+        self.prices = Prices(model.floor(Work()), self._mates)
+        self.partial = {
+            c: a[:-2] for c, free in enumerate(region.free) for a in sorted(free) if a.endswith(".o") and a[:-2] in region.extents
+        }  # class of partial results → the axis whose parts they belong to
+        self._below = below(region)
+        self._mate_memo: dict[tuple[int, int], bool] = {}
+        self._views: dict[str | None, Bodies] = {}
+        self._priced: dict[tuple, list[Scored]] = {}
+        self._complete: list[Choice] = []
+        self._split: Split | None = None
+        self._memo: dict[frozenset[int], _Plans] = {}
 
     # ---- entry
     def run(self) -> Found | None:
+        """The best plan and those that lost; None if no kernel fits the machine."""
         contexts: list[Split | None] = [None]
-        axes = sorted(set(self.partial.values()), key=axis_key)
-        for a in axes:
+        for a in sorted(set(self.partial.values()), key=axis_key):
             s = Split.of(a, self.r.extents[a], self.model.splits(self.r.extents[a]))
             if s is not None:
                 contexts.append(s)
         roots = frozenset(self.r.roots)
-        for context in sorted(contexts, key=lambda s: self.outlook(roots, s)):
-            self.split, self.memo = context, {}
+        for context in sorted(contexts, key=lambda s: self._outlook(roots, s)):
+            self._split, self._memo = context, {}
             self.solve(roots)
-        if not self.complete:
+        if not self._complete:
             return None
         ranked: list[Choice] = []
-        for c in sorted(self.complete, key=lambda c: c.seconds):
+        for c in sorted(self._complete, key=lambda c: c.seconds):
             if not any(same(c, d) for d in ranked):
                 ranked.append(c)
-        n = sum(len(ns) for ns in self.r.nodes)
-        stats = {"nodes": n, "lowerings": self.pricer.lowerings, "points": self.pricer.points, "regions": 1}
-        return Found(ranked[0], ranked[1 : self.limits.candidates], stats)
+        near = [c for c in ranked if c.seconds <= ranked[0].seconds * NEAR]
+        best = min(near, key=lambda c: (self.memory(c), len(c.kernels), c.seconds))
+        ranked.remove(best)
+        stats = {"lowerings": self.pricer.lowerings, "points": self.pricer.points}
+        return Found(best, ranked[: self.limits.candidates], stats)
 
-    def _below(self) -> list[int]:
-        """Of each class, what the nodes of all classes below it read from memory or reduce, as bits."""
-        number: dict[object, int] = {}
+    def memory(self, c: Choice) -> float:
+        """Bytes of what the plan stores beside the outputs."""
+        total = 0.0
+        for r in (r for k in c.kernels for r in k.roots if r not in self.r.outputs):
+            parts = float(c.split.parts[c.part]) if c.split is not None and r in self.partial else 1.0
+            total += parts * math.prod(self.r.extents[a] for a in self.r.free[r] if "." not in a) * DTYPES[self.r.dtype[r]]
+        return total
 
-        def bit(key: object) -> int:
-            return 1 << number.setdefault(key, len(number))
-
-        n = len(self.r.nodes)
-        out = [0] * n
-        for c, ns in enumerate(self.r.nodes):
-            for x in ns:
-                if x.op in ("input", "stored"):
-                    out[c] |= bit(x.attr)
-        order = sorted(range(n), key=lambda c: self.r.rank[c])
-        for _ in range(2):
-            for c in order:
-                for x in self.r.nodes[c]:
-                    for a in x.args:
-                        out[c] |= out[a]
-        return out
-
-    # ---- views of the axes
-    def view(self, split: str | None) -> Bodies:
-        if split not in self.bodies:
-            if split is None:  # partial results are only read there: their prices come first
-                for axis in sorted(set(self.partial.values()), key=axis_key):
-                    self.view(axis)
-            self.bodies[split] = Bodies(self.r, self.model, split, self.prices)
-        return self.bodies[split]
-
-    def floor(self, classes: frozenset[int]) -> float:
-        """Bound on the time that any plan takes to store these classes."""
-        self.view(None)
-        return max((self.prices.floor.get(c, math.inf) for c in sorted(classes)), default=0.0)
-
-    def guess(self, classes: frozenset[int]) -> float:
-        mask = 0
-        for c in classes:
-            mask |= 1 << c
-        return self.prices.guess(mask)
+    def _outlook(self, roots: frozenset[int], split: Split | None) -> float:
+        """Guess at the best plan with this split: the most promising one is searched first and bounds the others."""
+        self._split = split
+        return min((o.guess for o in self._options(roots)), default=math.inf)
 
     # ---- plans
     def solve(self, wanted: frozenset[int], budget: float = math.inf, depth: int = 0) -> _Plans:
         """The cheapest kernels that store these classes; what takes as long as the budget need not be found."""
-        n = len(self.split.parts) if self.split is not None else 1
+        n = len(self._split.parts) if self._split is not None else 1
         if not wanted:
             return _Plans(np.zeros(n), [()] * n, math.inf)
-        known = self.memo.get(wanted)
+        known = self._memo.get(wanted)
         if known is not None and (known.seconds.min() < known.budget or budget <= known.budget):
             return known
-        best = _Plans(np.full(n, math.inf), [()] * n, budget)
-        self.memo[wanted] = best  # ends cycles
+        best = self._memo[wanted] = _Plans(np.full(n, math.inf), [()] * n, budget)
+        top, done = depth == 0, 0
+        most = max(self.limits.bodies >> depth, 3) if top or len(self._memo) <= self.limits.sets else 1
+        slack = NEAR if top else 1.0
         tried: dict[tuple, list[float]] = {}
-        top, done, most = depth == 0, 0, max(self.limits.bodies >> depth, 3)
-        if len(self.memo) > self.limits.sets and not top:
-            most = 1
-        for guess, low, group, s, rest in self.options(wanted):
-            limit = min(budget, best.seconds.min() if top else best.seconds.max())
-            if top and self.complete:
-                limit = min(limit, min(c.seconds for c in self.complete))
-            before = tried.setdefault((group, s.leaves), [])
-            if low >= limit or 0.6 * guess >= limit or len(before) >= 2 or any(abs(s.score - x) <= 1e-3 * x for x in before):
+        for o in self._options(wanted):
+            limit = min(budget, best.seconds.min() * slack if top else best.seconds.max())
+            if top and self._complete:
+                limit = min(limit, min(c.seconds for c in self._complete) * slack)
+            before = tried.setdefault((o.roots, o.state.leaves), [])
+            if o.bound >= limit or HOPEFUL * o.guess >= limit:
+                continue
+            if len(before) >= 2 or any(abs(o.state.score - x) <= TIE * x for x in before):
                 continue
             if math.isfinite(limit) and (done >= most or self.pricer.statements >= self.limits.statements):
                 break
-            before.append(s.score)
-            kernels = self.kernels(group, s)
+            before.append(o.state.score)
+            kernels = self._kernels(o.roots, o.state)
             if not kernels:
                 continue
             done += 1
-            room = np.minimum(limit, best.seconds) - cheapest(kernels, n)
-            if max(self.floor(rest), 0.6 * self.guess(rest)) >= room.max():
-                continue
-            self.extend(best, kernels, self.solve(rest, float(room.max()), depth + 1), top)
+            room = float((np.minimum(limit, best.seconds * slack) - cheapest(kernels, n)).max())
+            if max(self._floor(o.rest), HOPEFUL * self._guess(o.rest)) < room:
+                self._extend(best, kernels, self.solve(o.rest, room, depth + 1), top)
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
         if not np.isfinite(best.seconds).any() and not math.isfinite(budget):
-            self.unfused(best, wanted, depth)
+            self._unfused(best, wanted, depth)
         return best
 
-    def unfused(self, best: _Plans, wanted: frozenset[int], depth: int) -> None:
+    def _unfused(self, best: _Plans, wanted: frozenset[int], depth: int) -> None:
         """The plan that is always there: a kernel for each thing that may lie in memory."""
         last = max(wanted, key=lambda c: self.r.rank[c])
-        s = self.view(self.partial.get(last)).apart(last)
-        kernels = self.kernels((last,), s) if s is not None else []
+        s = self._view(self.partial.get(last)).apart(last)
+        kernels = self._kernels((last,), s) if s is not None else []
         if s is not None and kernels:
             rest = (wanted - {last}) | frozenset(bits(s.leaves))
-            self.extend(best, kernels, self.solve(rest, math.inf, depth + 1), depth == 0)
+            self._extend(best, kernels, self.solve(rest, math.inf, depth + 1), depth == 0)
 
-    def extend(self, best: _Plans, kernels: list[Scored], after: _Plans, top: bool) -> None:
+    def _extend(self, best: _Plans, kernels: list[Scored], after: _Plans, top: bool) -> None:
         """Take these kernels (one body under several roles) after that plan where this is the best so far."""
         for k in kernels:
             total = k.seconds + after.seconds
@@ -203,71 +194,101 @@ class Search:
                     best.seconds[i], best.kernels[i] = total[i], (*after.kernels[i], k)
             if top and np.isfinite(total).any():
                 i = int(np.argmin(total))
-                self.complete.append(Choice(float(total[i]), (*after.kernels[i], k), self.split, i))
+                self._complete.append(Choice(float(total[i]), (*after.kernels[i], k), self._split, i))
 
-    def outlook(self, roots: frozenset[int], split: Split | None) -> float:
-        """Guess at the best plan that this split allows: the most promising one is searched first and bounds the others."""
-        self.split = split
-        return min((o[0] for o in self.options(roots)), default=math.inf)
-
-    def options(self, wanted: frozenset[int]) -> list[tuple[float, float, tuple[int, ...], State, frozenset[int]]]:
-        """(guess, bound, roots, body, what is left to store) of every next kernel, most promising first."""
+    def _options(self, wanted: frozenset[int]) -> list[_Next]:
+        """Every next kernel, most promising first."""
         last = max(wanted, key=lambda c: self.r.rank[c])
-        bodies = self.view(self.partial.get(last))
+        bodies = self._view(self.partial.get(last))
         out = []
         ahead: dict[frozenset[int], tuple[float, float]] = {}
-        for group in self.groups(last, wanted):
+        for group in self._groups(last, wanted):
             others = wanted - frozenset(group)
-            for s, low, guess, leaves in bodies.kernels(group):
-                if leaves and self.partial and not self.allowed(leaves):
+            for b in bodies.kernels(group):
+                if b.leaves and self.partial and not self._allowed(b.leaves):
                     continue
-                rest = others | leaves
+                rest = others | b.leaves
                 if rest not in ahead:
-                    ahead[rest] = self.floor(rest), self.guess(rest)
+                    ahead[rest] = self._floor(rest), self._guess(rest)
                 floor, later = ahead[rest]
-                if math.isfinite(low + floor):
-                    out.append((guess + later, low + floor, group, s, rest))
-        return sorted(out, key=lambda o: (o[0], o[2], o[3].chosen))
+                if math.isfinite(b.bound + floor):
+                    out.append(_Next(b.guess + later, b.bound + floor, group, b.state, rest))
+        return sorted(out, key=lambda o: (o.guess, o.roots, o.state.chosen))
 
-    def allowed(self, leaves: frozenset[int]) -> bool:
+    def _allowed(self, leaves: frozenset[int]) -> bool:
         """Partial results may be read only where their axis is the one that this run splits."""
-        axis = self.split.axis if self.split is not None else None
+        axis = self._split.axis if self._split is not None else None
         return all(self.partial.get(c, axis) == axis for c in leaves)
 
-    def groups(self, last: int, wanted: frozenset[int]) -> list[tuple[int, ...]]:
-        """Sets of wanted classes that one kernel may store, with `last` among them; the largest first."""
-        mates = tuple(sorted((c for c in wanted if c != last and self.mates(c, last)), key=lambda c: self.r.rank[c]))
-        out = [(last, *mates)] if mates else []
-        if len(mates) > 1:
-            out += [(last, m) for m in mates]
-        return [*out, (last,)]
+    def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
+        """The body under every assignment of roles that can be lowered, priced."""
+        bodies = self._view(self.partial.get(roots[0]))
+        parted = any(c in self.partial for c in (*roots, *bits(s.leaves)))
+        key = (roots, bodies.split, s.chosen, self._split.axis if self._split is not None and parted else None)
+        if key not in self._priced:
+            self._priced[key] = self.pricer.price(roots, bodies, s, self._split)
+        return self._priced[key]
 
-    def mates(self, a: int, b: int) -> bool:
-        """Could one kernel store both to some advantage?  They must share axes and something that they read or reduce."""
-        key = (a, b) if a < b else (b, a)
-        if key not in self.mate_memo:
-            self.mate_memo[key] = self._mates(a, b)
-        return self.mate_memo[key]
+    # ---- what is known before lowering
+    def _view(self, split: str | None) -> Bodies:
+        """Bodies under one view of the axes.  Partial results are made in the view of their axis and only read in the plain one."""
+        if split not in self._views:
+            if split is None:  # their prices come first
+                for axis in sorted(set(self.partial.values()), key=axis_key):
+                    self._view(axis)
+            self._views[split] = Bodies(self.r, self.model, split, self.prices)
+        return self._views[split]
+
+    def _floor(self, classes: frozenset[int]) -> float:
+        """Bound on the time that any plan takes to store these classes."""
+        self._view(None)
+        return max((self.prices.floor.get(c, math.inf) for c in classes), default=0.0)
+
+    def _guess(self, classes: frozenset[int]) -> float:
+        mask = 0
+        for c in classes:
+            mask |= 1 << c
+        return self.prices.guess(mask)
+
+    # ---- several roots in one kernel
+    def _groups(self, last: int, wanted: frozenset[int]) -> Iterator[tuple[int, ...]]:
+        """Sets of wanted classes that one kernel may store, with `last` among them; the largest first."""
+        mates = tuple(sorted((c for c in wanted if c != last and self._mates(c, last)), key=lambda c: self.r.rank[c]))
+        if len(mates) > 1:
+            yield (last, *mates)
+        for m in mates:
+            yield (last, m)
+        yield (last,)
 
     def _mates(self, a: int, b: int) -> bool:
-        if self.partial.get(a) != self.partial.get(b):
-            return False
-        x, y = self.r.free[a], self.r.free[b]
-        if x and y and not x & y:
-            return False
-        if any(math.prod(self.r.extents[e.partition(".")[0]] for e in side) > BESIDE for side in (x - y, y - x)):
-            return False
-        return bool(self.below[a] & self.below[b])
+        """Could one kernel store both to some advantage?  They must share axes and something that they read."""
+        key = (a, b) if a < b else (b, a)
+        if key not in self._mate_memo:
+            x, y = self.r.free[a], self.r.free[b]
+            sides = [math.prod(self.r.extents[e.partition(".")[0]] for e in side) for side in (x - y, y - x)]
+            self._mate_memo[key] = (
+                self.partial.get(a) == self.partial.get(b)
+                and bool(x & y or not x or not y)
+                and max(sides) <= BESIDE
+                and bool(self._below[a] & self._below[b])
+            )
+        return self._mate_memo[key]
 
-    def kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
-        bodies = self.view(self.partial.get(roots[0]))
-        key = (roots, bodies.split, s.chosen, self.split.axis if self.split is not None and self._sees_split(roots, s) else None)
-        if key not in self.priced:
-            self.priced[key] = self.pricer.price(roots, bodies, s, self.split)
-        return self.priced[key]
 
-    def _sees_split(self, roots: tuple[int, ...], s: State) -> bool:
-        return any(c in self.partial for c in roots) or any(s.leaves >> c & 1 for c in self.partial)
+def below(region: Region) -> list[int]:
+    """Of each class, the inputs and stored classes that its terms may read, as bits."""
+    number: dict[object, int] = {}
+    out = [0] * len(region.nodes)
+    for c, ns in enumerate(region.nodes):
+        for n in ns:
+            if n.op in ("input", "stored"):
+                out[c] |= 1 << number.setdefault(n.attr, len(number))
+    for _ in range(2):  # smaller classes first; twice, for cycles
+        for c in sorted(range(len(out)), key=lambda c: region.rank[c]):
+            for n in region.nodes[c]:
+                for a in n.args:
+                    out[c] |= out[a]
+    return out
 
 
 def cheapest(kernels: list[Scored], n: int) -> np.ndarray:

@@ -1,0 +1,260 @@
+"""The ways to get each class in a kernel, and the work that each way adds, counted before anything is lowered.
+
+Work is counted without recomputation and without padding, so that it bounds every kernel that it may become.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .. import terms as T
+from ..cost_models.base import CostModel, Work
+from ..graph import Node
+from ..program import DTYPES
+from .region import Region
+
+PARTS = 32  # parts of a split reduction, before their number is chosen
+SPECIAL = frozenset({
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "recip", "sqrt", "rsqrt", "tanh", "erf", "sinh", "cosh", "sin", "cos",
+    "tan", "asin", "acos", "atan", "asinh", "acosh", "atanh", "pow", "mod", "floordiv", "atan2",
+})  # fmt: skip
+
+Vec = tuple[float, float, float, float]  # seconds of tensor, plain and special work, and of memory traffic
+ZERO: Vec = (0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to get a class.
+
+    kind      "node": computed by `node`; "view": the node is a view, and its operand lies in memory; "inline": a view computed here
+    product   for a sum: the product that it sums directly, without a class between them
+    children  classes that it needs in the kernel
+    items     work that it adds, as bits
+    leaf      class that another kernel must store for it, or -1
+    reduced   axes that it reduces, as bits
+    renamed   axes that an inlined view takes away or brings in, as bits
+    """
+
+    kind: str
+    node: Node
+    children: tuple[int, ...] = ()
+    items: int = 0
+    product: Node | None = None
+    leaf: int = -1
+    reduced: int = 0
+    renamed: int = 0
+
+
+class Options:
+    """Options of all classes of a region under one view of the axes: `split` names the axis that is seen as two parts, if any.
+
+    Sets of axes and of work items are bits of integers.  An item is work that counts once in a kernel however many classes need it.
+    """
+
+    def __init__(self, region: Region, model: CostModel, split: str | None):
+        self.r, self.split = region, split
+        self.parts = (split + ".i", split + ".o") if split else ()
+        self.launch = model.floor(Work())
+        kinds = ("tensor", "ops", "special", "bytes")
+        self.rate = tuple((model.floor(Work(**{k: 1e15})) - self.launch) / 1e15 for k in kinds)
+        self.bit: dict[str, int] = {}
+        self.size: list[float] = []  # extent of each axis, by bit
+        self.vecs: list[Vec] = []  # of each item
+        self.item_axes: list[int] = []  # axes over which an item works
+        self.reads = 0  # items that read memory
+        self._items: dict[object, int] = {}
+        self._vecs: dict[int, Vec] = {0: ZERO}
+        self._masks: dict[frozenset[str], int] = {}
+        self._counts: dict[int, float] = {}
+        n = len(region.nodes)
+        self.zero = [any(x.op == "num" and x.attr == 0.0 for x in ns) for ns in region.nodes]
+        self.options = [list(self._options(c)) for c in range(n)]
+
+    # ---- axes and counts
+    def mask(self, axes: frozenset[str]) -> int:
+        """Axes as bits, the split axis as its parts."""
+        if axes not in self._masks:
+            m = 0
+            for a in sorted(axes):
+                for x in self.parts if a == self.split else (a,):
+                    if x not in self.bit:
+                        self.bit[x] = 1 << len(self.bit)
+                        self.size.append(self._extent(x))
+                    m |= self.bit[x]
+            self._masks[axes] = m
+        return self._masks[axes]
+
+    def _extent(self, a: str) -> float:
+        if a.endswith((".o", ".i")):
+            whole = max(self._extent(a[:-2]), 1.0)
+            parts = min(float(PARTS), whole)
+            return parts if a.endswith(".o") else math.ceil(whole / parts)
+        return float(self.r.extents[a])
+
+    def count(self, mask: int) -> float:
+        """Elements along these axes."""
+        if mask not in self._counts:
+            self._counts[mask] = math.prod(s for i, s in enumerate(self.size) if mask >> i & 1)
+        return self._counts[mask]
+
+    def ax(self, c: int) -> int:
+        return self.mask(self.r.free[c])
+
+    def bytes(self, c: int, dtype: str) -> float:
+        return self.count(self.ax(c)) * DTYPES[dtype]
+
+    # ---- work
+    def item(
+        self, key: object, axes: int, tensor: float = 0.0, ops: float = 0.0, special: float = 0.0, read: float = 0.0
+    ) -> int:
+        """The bit of a piece of work (made at its first mention); read: bytes."""
+        if key not in self._items:
+            self._items[key] = 1 << len(self.vecs)
+            self.item_axes.append(axes)
+            if read:
+                self.reads |= self._items[key]
+            self.vecs.append((tensor * self.rate[0], ops * self.rate[1], special * self.rate[2], read * self.rate[3]))
+        return self._items[key]
+
+    def vec(self, items: int) -> Vec:
+        """Seconds of a set of items, by resource."""
+        if items not in self._vecs:
+            a = b = c = d = 0.0
+            rest = items
+            while rest:
+                low = rest & -rest
+                v = self.vecs[low.bit_length() - 1]
+                a, b, c, d = a + v[0], b + v[1], c + v[2], d + v[3]
+                rest ^= low
+            self._vecs[items] = (a, b, c, d)
+        return self._vecs[items]
+
+    def blend(self, items: int) -> float:
+        """Likely seconds of a set of items: the dominant resource, and a part of the others."""
+        v = self.vec(items)
+        most = max(v)
+        return most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)
+
+    def read(self, c: int) -> int:
+        """Item of reading a class that a kernel of this region has stored."""
+        return self.item(("read", c), self.ax(c), read=self.bytes(c, self.r.dtype[c]))
+
+    def product(self, key: object, factors: list[int], summed: int) -> int:
+        """Item of a sum over `summed` of a product of tensors with these axes.  Factors are gathered into two operands first."""
+        every = summed
+        for g in factors:
+            every |= g
+        wide = max(factors, key=lambda g: (self.count(g), g))
+        others = [g for g in factors if g & ~wide]
+        right = 0
+        for g in others:
+            right |= g
+        ahead = (len(factors) - len(others) - 1) * self.count(wide) + max(len(others) - 1, 0) * self.count(right)
+        if wide & ~right & ~summed and right & ~wide & ~summed:
+            return self.item(key, every, tensor=2.0 * self.count(every), ops=ahead)
+        return self.item(key, every, ops=self.count(every))
+
+    # ---- options
+    def _options(self, c: int) -> Iterator[Option]:
+        r = self.r
+        nodes = r.nodes[c]
+        stored = r.stored(c)
+        if stored is not None:
+            yield Option("node", nodes[0], items=self.item(("stored", stored.name), self.ax(c), read=self.bytes(c, stored.dtype)))
+            return
+        fixed = next((n for n in nodes if n.op in ("num", "iota")), None) or r.input_of(c)
+        if fixed is not None:
+            items = 0
+            if fixed.op == "input":
+                b = r.inputs[fixed.attr[0]]  # type: ignore[index]
+                n = min(self.count(self.ax(c)), math.prod(b.shape)) * DTYPES[b.dtype]
+                items = self.item(("input", fixed.attr), self.ax(c), read=n)
+            yield Option("node", fixed, items=items)
+            return
+        if any(a.endswith((".o", ".i")) and a not in self.parts for a in r.free[c]):
+            return  # made under another view of the axes, only read here
+        for n in nodes:
+            match n.op:
+                case "red":
+                    yield from self._sums(c, n)
+                case "fold":
+                    yield from self._folds(c, n)
+                case "view":
+                    yield from self._views(c, n)
+                case "gather":
+                    x, i = n.args
+                    items = self.item(("gather", c), self.ax(c), read=self.bytes(c, r.dtype[x]))
+                    yield Option("node", n, (i,), items, leaf=-1 if self._in_memory(x) else x)
+                case _:
+                    yield Option("node", n, tuple(dict.fromkeys(n.args)), self._elementwise(c, n))
+
+    def _in_memory(self, c: int) -> bool:
+        return self.r.input_of(c) is not None or self.r.stored(c) is not None
+
+    def _walks(self, axis: str) -> bool:
+        """May a kernel of this view reduce over the axis?  Of the split axis only its inner part; of others not an inner part."""
+        return axis not in (self.split, f"{self.split}.o") and (not axis.endswith(".i") or axis in self.parts)
+
+    def _elementwise(self, c: int, n: Node) -> int:
+        size, axes = self.count(self.ax(c)), self.ax(c)
+        if n.op in ("add", "mul"):
+            return self.item(("map", c, n.op, n.args), axes, ops=size * (len(n.args) - 1))
+        special = size if n.op in ("un", "bi") and n.attr in SPECIAL else 0.0
+        return self.item(("map", c, n.attr, n.args), axes, ops=size * (0.5 if special or n.op == "bi" else 1.0), special=special)
+
+    def _sums(self, c: int, n: Node) -> Iterator[Option]:
+        op, axis = n.attr  # type: ignore[misc]
+        if not self._walks(axis):
+            return
+        k, x = self.mask(frozenset([axis])), n.args[0]
+        for m in self.r.nodes[x] if op == "+" else ():
+            if m.op == "mul":
+                items = self.product(("sum", c, m.args), [self.ax(a) for a in m.args], k)
+                yield Option("node", n, tuple(dict.fromkeys(m.args)), items, m, reduced=k)
+        axes = self.ax(x) | k
+        yield Option("node", n, (x,), self.item(("sum", c, op, x), axes, ops=self.count(axes)), reduced=k)
+
+    def _folds(self, c: int, n: Node) -> Iterator[Option]:
+        """Items are shared with other components of the same state: pivots, weights and accumulated products."""
+        h, comp, axis = n.attr  # type: ignore[misc]
+        if not self._walks(axis):
+            return
+        p = len(h.pivots)
+        pivots, comps = h.needed(comp, lambda i: self.zero[n.args[p + i]])
+        k = self.mask(frozenset([axis]))
+        over, items, children = k, 0, [n.args[i] for i in pivots]
+        own = tuple(children)
+        for i in pivots:
+            axes = self.ax(n.args[i]) | k
+            if isinstance(h.pivots[i], str) or h.pivots[i][0] != "fn":
+                over |= axes
+            items |= self.item(("pivot", axis, n.args[i], str(h.pivots[i])), axes, ops=self.count(axes))
+        for i in comps:
+            for j, e in h.coef[i]:
+                x = n.args[p + j]
+                if self.zero[x]:
+                    continue
+                children.append(x)
+                axes = self.ax(x)
+                if e.op == "num":
+                    items |= self.item(("absorb", axis, x), axes | k, ops=self.count(axes | k))
+                    continue
+                n_weights = self.count(over)
+                items |= self.item(("weight", axis, own, str(e)), over, ops=n_weights, special=n_weights)
+                key = ("absorb", axis, own, x, str(e))
+                items |= self.product(key, [over, axes], k) if axes & ~over else self.item(key, over, ops=n_weights)
+        yield Option("node", n, tuple(dict.fromkeys(children)), items, reduced=k)
+
+    def _views(self, c: int, n: Node) -> Iterator[Option]:
+        x, index = n.args[0], n.attr
+        moved = frozenset(b for a, ix in index for b in (a, *ix.axes))  # type: ignore[attr-defined]
+        if any(T.depends(moved, p) for p in self.parts) or any(a.endswith((".o", ".i")) for a in self.r.free[x]):
+            return
+        if self._in_memory(x) or self.r.cut[x]:
+            items = self.item(("view", c), self.ax(c), read=self.bytes(c, self.r.dtype[x]))
+            yield Option("view", n, items=items, leaf=-1 if self._in_memory(x) else x)
+        if not self._in_memory(x):
+            yield Option("inline", n, (x,), renamed=self.mask(moved))

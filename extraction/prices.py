@@ -1,0 +1,70 @@
+"""What it takes to store classes, before anything is lowered: bounds that always hold, and guesses that rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+def bits(mask: int) -> list[int]:
+    """Places of the bits that are set."""
+    out = []
+    while mask:
+        low = mask & -mask
+        out.append(low.bit_length() - 1)
+        mask ^= low
+    return out
+
+
+class Blend(Protocol):
+    """Prices a set of work items (bits)."""
+
+    def blend(self, items: int) -> float: ...
+
+
+class Prices:
+    """Kernels that several plans share count once; a class that comes out of another's kernel adds only the work that is not shared."""
+
+    def __init__(self, launch: float, mates: Callable[[int, int], bool]):
+        self.launch, self.mates = launch, mates
+        self.floor: dict[int, float] = {}  # class → bound on a plan that stores it
+        self.own: dict[int, float] = {}  # class → guess at the kernel that stores it
+        self.work: dict[int, tuple[Blend, int]] = {}  # … and what that kernel does
+        self.kernels: dict[int, int] = {}  # class → classes whose kernels its likely plan has, as bits
+        self._memo: dict[int, tuple[float, int]] = {}
+
+    def put(self, c: int, floor: float, own: float, work: tuple[Blend, int], kernels: int) -> None:
+        self.floor[c], self.own[c], self.work[c], self.kernels[c] = floor, own, work, kernels
+        self._memo.clear()
+
+    def bound(self, leaves: int) -> float:
+        """No plan stores all of these classes in less time."""
+        return max([self.floor.get(c, self.launch) for c in bits(leaves)], default=0.0)
+
+    def guess(self, leaves: int) -> float:
+        """Likely time of the kernels that store these classes."""
+        return self._union(leaves)[0] if leaves else 0.0
+
+    def made(self, leaves: int) -> int:
+        """Classes whose kernels that takes."""
+        return self._union(leaves)[1]
+
+    def _union(self, leaves: int) -> tuple[float, int]:
+        if leaves not in self._memo:
+            order = sorted(bits(leaves), key=lambda c: (-self.own.get(c, self.launch), c))
+            kernels, more = 0, 0.0
+            family: dict[int, int] = {}  # class that leads a kernel → work of that kernel
+            for c in order:
+                lead = next((d for d in family if self._joins(c, d)), None)
+                if lead is None:
+                    kernels |= self.kernels.get(c, 1 << c)
+                    family[c] = self.work[c][1] if c in self.work else 0
+                else:
+                    by, items = self.work[c]
+                    more += by.blend(family[lead] | items) - by.blend(family[lead])
+                    family[lead] |= items
+            self._memo[leaves] = more + sum(self.own.get(c, self.launch) for c in bits(kernels)), kernels
+        return self._memo[leaves]
+
+    def _joins(self, c: int, d: int) -> bool:
+        return c in self.work and d in self.work and self.work[c][0] is self.work[d][0] and self.mates(c, d)
