@@ -57,13 +57,13 @@ class HostModel:
 
     def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         few = sum(1 for x in program.axes.values() if x.role != "whole") > 4
-        out = {}
+        out: dict[str, tuple[int, ...]] = {}
         for a, x in program.axes.items():
             n = max(extents[a], 1)
             if x.role == "whole":
                 out[a] = (n,)
                 continue
-            sizes = (1, 16, 64, 256) if few else (1, 8, 32, 64, 128, 256, 512, 1024)
+            sizes: tuple[int, ...] = (1, 16, 64, 256) if few else (1, 8, 32, 64, 128, 256, 512, 1024)
             if x.role == "loop":
                 sizes = (64, 256, 1024) if few else (32, 64, 128, 256, 512, 1024, 2048, 4096)
             out[a] = tuple(t for t in sizes if t < n) + ((n,) if n <= 4096 else ())
@@ -106,7 +106,11 @@ class HostModel:
                 if not s.out.axes:
                     continue
                 n = sizes.elements(s.out.axes)
-                share = step.mixed if isinstance(s, Mask) or (isinstance(s, Map) and s.fn == "where" and s.args[0].id in masks) else 1.0
+                share = (
+                    step.mixed
+                    if isinstance(s, Mask) or (isinstance(s, Map) and s.fn == "where" and s.args[0].id in masks)
+                    else 1.0
+                )
                 arity = max(len(s.args) - 1, 1) if isinstance(s, Map) and s.fn in ("add", "mul") else 1
                 each = FUNCTIONS.get(s.fn, 1.0) if isinstance(s, Map) else 2.0
                 t = n * np.maximum(m.element * each * width, 8 * width / speed) * arity * share * runs
@@ -132,7 +136,12 @@ class HostModel:
         parts = {"product": waves * product, "elements": waves * elements, "special": waves * special, "moved": waves * moved}
         parts |= {"calls": waves * fixed, "dram": traffic, "launch": np.full(full, m.launch)}
         more = {"blocks": blocks, "bytes": held}
-        return Scores(seconds, {}, {k: np.broadcast_to(v, full) for k, v in parts.items()}, {k: np.broadcast_to(v, full) for k, v in more.items()})
+        return Scores(
+            seconds,
+            {},
+            {k: np.broadcast_to(v, full) for k, v in parts.items()},
+            {k: np.broadcast_to(v, full) for k, v in more.items()},
+        )
 
     def _product(self, sizes: Sizes, s: Contract, width: float) -> tuple[Array, float]:
         """Seconds of one product, and its array operations."""
@@ -167,5 +176,3 @@ class HostModel:
                     n = n * sizes.extent[a]
                 total = total + n * by[s.buffer]
         return total
-
-

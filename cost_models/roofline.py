@@ -89,7 +89,7 @@ class Roofline:
         kept = {a for p in products for a in (*p.rows, *p.cols)}
         summed = {a for p in products for a in p.inner}
         fast = {s.index[-1].axes[-1] for s in walk(program.body) if isinstance(s, Load | Store) and s.index and s.index[-1].axes}
-        out = {}
+        out: dict[str, tuple[int, ...]] = {}
         for a, x in program.axes.items():
             n = extents[a]
             if x.role == "whole" or n <= 1:
@@ -127,7 +127,9 @@ class Roofline:
         heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
         tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
         active = np.minimum(blocks, m.sms)
-        fixed = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / self._ops(program), b.special / m.special, b.l2 / m.l2)]
+        fixed = [
+            x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / self._ops(program), b.special / m.special, b.l2 / m.l2)
+        ]
         rows: list[tuple[int, int, Array, dict[str, Array]]] = []
         for warps in WARPS:
             threads = warps * m.warp
@@ -157,7 +159,11 @@ class Roofline:
                 parts = {}
                 if detail:
                     names = ("tensor", "ops", "special", "l2", "shared")
-                    parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory, "latency": latency, "launch": np.full(1, m.launch)}
+                    parts = {n: per_sm * x for n, x in zip(names, time)} | {
+                        "dram": memory,
+                        "latency": latency,
+                        "launch": np.full(1, m.launch),
+                    }
                     parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": blocks}
                 rows.append((warps, stages, np.broadcast_to(seconds, (sizes.points,)), parts))
         table = np.stack([r[2] for r in rows])
@@ -194,7 +200,9 @@ class Roofline:
         for step in steps:
             if isinstance(step.stmt, Load | Gather):
                 loaded[step.stmt.out.id] = dtype[step.stmt.buffer]
-        units = {id(s): W.Product.of(s) for s in walk(program.body) if isinstance(s, Contract) and self._fits_units(program, s, half)}
+        units = {
+            id(s): W.Product.of(s) for s in walk(program.body) if isinstance(s, Contract) and self._fits_units(program, s, half)
+        }
         for step in steps:
             if id(step.stmt) in units and isinstance(step.stmt, Contract):
                 p = units[id(step.stmt)]
@@ -213,7 +221,9 @@ class Roofline:
                     if s.index and s.index[-1].axes:
                         run = sizes.tile.get(s.index[-1].axes[-1], np.ones(1)) * width
                         # sectors of 32 bytes, and a little more for what does not fill a line of 128
-                        moved = moved * (np.maximum(1.0, 32.0 / np.maximum(run, 1.0)) + 0.1 * np.clip(np.log2(128.0 / run), 0.0, 2.0))
+                        moved = moved * (
+                            np.maximum(1.0, 32.0 / np.maximum(run, 1.0)) + 0.1 * np.clip(np.log2(128.0 / run), 0.0, 2.0)
+                        )
                     b.l2 = b.l2 + moved * runs
                     if any(isinstance(f, Contract) for f in feeds.get(s.out.id, ())) and len(s.out.axes) > 1:
                         b.shared = b.shared + n * width * runs
@@ -265,7 +275,14 @@ class Roofline:
         return np.ceil(extent / step) * step
 
     def _product(
-        self, sizes: Sizes, b: _Block, s: Contract, runs: Array, unit: W.Product | None, pad: dict[int, Array], loaded: dict[int, str]
+        self,
+        sizes: Sizes,
+        b: _Block,
+        s: Contract,
+        runs: Array,
+        unit: W.Product | None,
+        pad: dict[int, Array],
+        loaded: dict[int, str],
     ) -> None:
         p = W.Product.of(s)
         m, n, k, batch = (sizes.elements(tuple(sorted(x))) for x in (p.rows, p.cols, p.inner, p.batch))
@@ -289,7 +306,9 @@ class Roofline:
         a_el, b_el = sizes.elements(s.a.axes), sizes.elements(s.b.axes)
         axes = tuple(sorted({*s.a.axes, *s.b.axes}))
         b.ops = b.ops + sizes.elements(axes) * np.maximum(pad.get(s.a.id, one), pad.get(s.b.id, one)) * runs
-        if p.rows and p.cols:  # register tiles of up to 8×8: an operand is read from shared memory once per 8 elements of the other
+        if (
+            p.rows and p.cols
+        ):  # register tiles of up to 8×8: an operand is read from shared memory once per 8 elements of the other
             b.shared = b.shared + 4.0 * (a_el * np.maximum(n / 8, 1.0) + b_el * np.maximum(m / 8, 1.0)) * runs
 
     def _pressure(self, program: TileProgram, sizes: Sizes, pad: dict[int, Array]) -> Array:
@@ -298,11 +317,16 @@ class Roofline:
         elsewhere = {
             s.out.id
             for s in walk(program.body)
-            if isinstance(s, Load) and feeds.get(s.out.id) and all(isinstance(f, Contract) for f in feeds[s.out.id]) and len(s.out.axes) > 1
+            if isinstance(s, Load)
+            and feeds.get(s.out.id)
+            and all(isinstance(f, Contract) for f in feeds[s.out.id])
+            and len(s.out.axes) > 1
         }
         # what one elementwise operation reads is loaded right there, piece by piece
         elsewhere |= {
-            s.out.id for s in walk(program.body) if isinstance(s, Load) and len(feeds.get(s.out.id, ())) == 1 and isinstance(feeds[s.out.id][0], Map)
+            s.out.id
+            for s in walk(program.body)
+            if isinstance(s, Load) and len(feeds.get(s.out.id, ())) == 1 and isinstance(feeds[s.out.id][0], Map)
         }
         small = {s.out.id for s in walk(program.body) if isinstance(s, Mask | Iota)}
         width = 8.0 if program.compute_dtype == "float64" else 4.0
@@ -347,5 +371,7 @@ class Roofline:
                     for a in sorted({a for ix in s.index for a in ix.axes if a in sizes.extent}):
                         n = n * sizes.extent[a]
                     break
-            total = total + np.minimum(n, np.maximum(b.size, 1)) * width[b.name] if b.kind != "temp" else total + n * width[b.name]
+            total = (
+                total + np.minimum(n, np.maximum(b.size, 1)) * width[b.name] if b.kind != "temp" else total + n * width[b.name]
+            )
         return total

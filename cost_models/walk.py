@@ -68,7 +68,12 @@ def live_share(constraints: tuple[Affine, ...], sizes: Sizes) -> tuple[Array, Ar
     """Share of the tiles on which some element, and on which every element, keeps all constraints.  Exact where few tiles exist,
     else over a fixed set of well-spread samples."""
     axes = sorted({a for c in constraints for a in c.axes})
-    table = np.stack(np.broadcast_arrays(*[x[a] for a in axes for x in (sizes.tile, sizes.extent)], np.ones(sizes.points))[:-1], 1)
+    if not axes:
+        kept = float(all(c.const >= 0 for c in constraints))
+        return np.full(1, max(kept, 1.0 / SAMPLES)), np.full(1, kept)
+    table = np.stack(
+        np.broadcast_arrays(*[x[a] for a in axes for x in (sizes.tile, sizes.extent)], np.ones(sizes.points))[:-1], 1
+    )
     unique, where = np.unique(table, axis=0, return_inverse=True)
     where = where.reshape(-1)
     n = np.arange(SAMPLES) + 0.5

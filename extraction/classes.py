@@ -13,6 +13,7 @@ from ..program import DTYPES, Output, Program
 
 HALF = ("bfloat16", "float16")
 AMPLIFIES = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "pow"})
+FLOAT16_MAX = 60000.0
 ELEMENTWISE = frozenset({"add", "mul", "un", "bi", "where"})
 
 
@@ -114,26 +115,35 @@ class Classes:
                 elif n.op == "red":
                     out |= {a for a in n.args if a in known}
                     if n.attr[0] == "+":  # type: ignore[index]
-                        out |= {a for m in self.nodes[n.args[0]] if m.op == "mul" for a in m.args if a in known and self.graph.free[a]}
+                        out |= {
+                            a for m in self.nodes[n.args[0]] if m.op == "mul" for a in m.args if a in known and self.graph.free[a]
+                        }
         return frozenset(c for c in out if not self.is_input(c) and not self.is_trivial(c)) | frozenset(self.outputs)
 
     # ---- types in memory
     @cached_property
     def half(self) -> str | None:
         """The 16-bit float type that the program works in, if it does."""
-        for x in (*self.program.outputs, *self.program.inputs):
-            if x.dtype in HALF:
-                return x.dtype
-        return None
+        dtypes = [*(o.dtype for o in self.program.outputs), *(i.dtype for i in self.program.inputs)]
+        return next((d for d in dtypes if d in HALF), None)
 
     def dtype(self, c: int) -> str:
         """The type in which a class is stored.  16 bits only for values of the source that are neither positions nor seen by an
-        exp or log, which would amplify the rounding."""
+        exp or log, which would amplify the rounding; and float16 only for what fits it or is rounded for a product anyway."""
         if c in self.outputs:
             return self.outputs[c][0][1].dtype
-        if self.half and c in self.source and c not in self._positions and c not in self._amplified and self.program.compute_dtype == "float32":
-            return self.half
-        return self.program.compute_dtype
+        if self.half is None or self.program.compute_dtype != "float32":
+            return self.program.compute_dtype
+        lo, hi = self.graph.interval(c)
+        fits = self.half != "float16" or (lo >= -FLOAT16_MAX and hi <= FLOAT16_MAX) or c in self._operands
+        narrow = c in self.source and c not in self._positions and c not in self._amplified and fits
+        return self.half if narrow else self.program.compute_dtype
+
+    @cached_property
+    def _operands(self) -> frozenset[int]:
+        """Factors of the products that the source sums."""
+        products = [n.args[0] for n in self.source.values() if n.op == "red" and n.attr[0] == "+"]  # type: ignore[index]
+        return frozenset(a for p in products if self.source[p].op == "mul" for a in self.source[p].args)
 
     @cached_property
     def _positions(self) -> frozenset[int]:

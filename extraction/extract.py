@@ -75,7 +75,8 @@ def extract(
     """
     start = time.perf_counter()
     limits = limits or Limits()
-    half = next((x.dtype for x in (*program.outputs, *program.inputs) if x.dtype in model.tensor_dtypes), None)
+    dtypes = [*(o.dtype for o in program.outputs), *(i.dtype for i in program.inputs)]
+    half = next((d for d in dtypes if d in model.tensor_dtypes), None)
     nodes = legal_nodes(graph, program.compute_dtype, half, numerics)
     missing = [i for i, c in enumerate(graph.outputs) if c not in nodes]
     if missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from .. import terms as T
 from ..codegen.lower import LoweringError, lower
 from ..codegen.tile import TileProgram, walk
 from ..cost_models.base import CostModel, Scores, Sizes
-from ..terms import Affine, Index, Term
+from ..terms import Affine, Term
 from .bodies import Bodies, State
 from .plan import Axis, Buffer, Kernel, Store
 from .region import Memory, Region, axis_key
@@ -152,6 +152,10 @@ class Split:
     parts: np.ndarray
     block: np.ndarray
 
+    @property
+    def halves(self) -> tuple[str, str]:
+        return T.outer(self.axis), T.inner(self.axis)
+
     @classmethod
     def of(cls, axis: str, extent: int, counts: tuple[int, ...]) -> Split | None:
         seen: dict[int, int] = {}
@@ -236,22 +240,26 @@ class Pricer:
                 break
         return out
 
-    def assignments(self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]]):  # type: ignore[no-untyped-def]
+    def assignments(
+        self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]]
+    ) -> Iterator[dict[str, str]]:
         """Roles of all axes, the likelier ones first.  sums: axes that one product sums together."""
         axes = sorted(axes, key=axis_key)
-        options = []
+        options: list[tuple[str, ...]] = []
         for a in axes:
             if a not in reduced:
                 options.append(("grid",))
             elif a.endswith(".o"):
                 options.append(("whole",))
+            elif not self.extent(a):
+                options.append(("loop",))  # no iteration: the result is where the reduction starts
             else:
                 together = max((math.prod(self.extent(x) for x in g) for g in sums if a in g), default=0)
                 contracted = together > 0 and a not in held
-                roles = self.model.roles(self.extent(a), contracted)
-                if contracted and "loop" not in roles and "loop" in self.model.roles(together, True):
-                    roles = (*roles, "loop")
-                options.append(roles)
+                ways = self.model.roles(self.extent(a), contracted)
+                if contracted and "loop" not in ways and "loop" in self.model.roles(together, True):
+                    ways = (*ways, "loop")
+                options.append(ways)
         for chosen in itertools.product(*options):
             roles = dict(zip(axes, chosen))
             if all(self._fits(g, roles) for g in sums):
@@ -274,7 +282,7 @@ class Pricer:
     ) -> Scored | None:
         extents = dict(self.r.extents)
         for a in roles:
-            for x in ([a, a[:-2] + ".o", a[:-2] + ".i"] if a.endswith((".o", ".i")) else [a]):
+            for x in [a, a[:-2] + ".o", a[:-2] + ".i"] if a.endswith((".o", ".i")) else [a]:
                 extents[x] = self.extent(x)
         kernel = Kernel("k", stores, {a: Axis(extents[a], extents[a], role) for a, role in roles.items()}, extents)
         try:
@@ -301,11 +309,10 @@ class Pricer:
 
     def sizes(self, program: TileProgram, split: Split | None) -> tuple[Sizes, int]:
         """All combinations of tile sizes, for every number of parts if the kernel sees the split axis."""
-        halves = (split.axis + ".o", split.axis + ".i") if split is not None else ()
-        touched = split if split is not None and any(a in halves for a in program.axes) else None
+        touched = split if split is not None and any(a in split.halves for a in program.axes) else None
         extents = {a: self.extent(a) for a in program.axes}
-        if touched is not None and halves[1] in extents:
-            extents[halves[1]] = int(touched.block.max())
+        if touched is not None and touched.halves[1] in extents:
+            extents[touched.halves[1]] = int(touched.block.max())
         ladder = thin(self.model.tiles(program, extents))
         parts = len(touched.parts) if touched is not None else 1
         axes = list(program.axes)
@@ -314,7 +321,7 @@ class Pricer:
         tile = {a: g.ravel() for a, g in zip(axes, grids[1:])}
         extent = {a: np.full(1, float(max(self.extent(a), 0))) for a in axes}
         if touched is not None:
-            for name, values in zip(halves, (touched.parts, touched.block)):
+            for name, values in zip(touched.halves, (touched.parts, touched.block)):
                 if name in extent:
                     extent[name] = values[which]
                     if program.axes[name].role == "whole":

@@ -107,9 +107,7 @@ class Options:
         return self.count(self.ax(c)) * DTYPES[dtype]
 
     # ---- work
-    def item(
-        self, key: object, axes: int, tensor: float = 0.0, ops: float = 0.0, special: float = 0.0, read: float = 0.0
-    ) -> int:
+    def item(self, key: object, axes: int, tensor: float = 0.0, ops: float = 0.0, special: float = 0.0, read: float = 0.0) -> int:
         """The bit of a piece of work (made at its first mention); read: bytes."""
         if key not in self._items:
             self._items[key] = 1 << len(self.vecs)
@@ -170,8 +168,8 @@ class Options:
             items = 0
             if fixed.op == "input":
                 b = r.inputs[fixed.attr[0]]  # type: ignore[index]
-                n = min(self.count(self.ax(c)), math.prod(b.shape)) * DTYPES[b.dtype]
-                items = self.item(("input", fixed.attr), self.ax(c), read=n)
+                size = min(self.count(self.ax(c)), math.prod(b.shape)) * DTYPES[b.dtype]
+                items = self.item(("input", fixed.attr), self.ax(c), read=size)
             yield Option("node", fixed, items=items)
             return
         if any(a.endswith((".o", ".i")) and a not in self.parts for a in r.free[c]):

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 
 from .. import terms as T
 from ..graph import Node
-from ..program import DTYPES
 from ..terms import Affine, Index
 from .classes import Classes
 from .regions import Cone
-
 
 ROUNDS = 6  # how deep the hash of a class looks
 
@@ -87,7 +85,10 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
     order = {i.name: n for n, i in enumerate(cl.program.inputs)}
     hashes = _structure(cl, cone, order)
     # classes in the order of a walk from the roots, nodes and arguments of sums and products by structure
-    nodes = {c: sorted((_settled(n, hashes) for n in ns), key=lambda n: (_node_hash(n, hashes, cl, order), n.args)) for c, ns in cone.nodes.items()}
+    nodes = {
+        c: sorted((_settled(n, hashes) for n in ns), key=lambda n: (_node_hash(n, hashes, cl, order), n.args))
+        for c, ns in cone.nodes.items()
+    }
     classes: list[int] = []
     number: dict[int, int] = {}
     stack = list(reversed(cone.roots))
@@ -132,11 +133,15 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
                 return tuple((axis(a), affine(i)) for a, i in n.attr)  # type: ignore[attr-defined]
         return n.attr
 
-    canon = [[Node(n.op, attr(n), tuple(number[a] for a in n.args), "source" if n.why == "source" else "") for n in nodes[c]] for c in classes]
+    canon = [
+        [Node(n.op, attr(n), tuple(number[a] for a in n.args), "source" if n.why == "source" else "") for n in nodes[c]]
+        for c in classes
+    ]
     order_of = {c: i for i, c in enumerate(sorted(classes, key=lambda c: (cl.size(c), number[c])))}
     outputs = {
         number[c]: tuple(
-            Memory(f"o{i}", o.shape, o.dtype, tuple(map(affine, o.index(cl.program.axes)))) for i, (_, o) in enumerate(cl.outputs[c])
+            Memory(f"o{i}", o.shape, o.dtype, tuple(map(affine, o.index(cl.program.axes))))
+            for i, (_, o) in enumerate(cl.outputs[c])
         )
         for c in cone.roots
         if c in cl.outputs
@@ -168,7 +173,9 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
         tuple(region.inputs.values()),
         tuple(sorted(region.outputs.items())),
     )
-    return region, Binding(classes, {v: k for k, v in names.items()}, {v: k for k, v in buffers.items()}, [nodes[c] for c in classes])
+    return region, Binding(
+        classes, {v: k for k, v in names.items()}, {v: k for k, v in buffers.items()}, [nodes[c] for c in classes]
+    )
 
 
 def _settled(n: Node, hashes: dict[int, int]) -> Node:
@@ -249,7 +256,3 @@ def _structure(cl: Classes, cone: Cone, order: dict[str, int]) -> dict[int, int]
     for _ in range(ROUNDS):
         out = {c: hash(tuple(sorted((op, at, tuple(out[a] for a in n.args)) for op, at, n in ns))) for c, ns in own.items()}
     return out
-
-
-def width(dtype: str) -> int:
-    return DTYPES[dtype]

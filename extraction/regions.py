@@ -203,7 +203,9 @@ def _leaf_bits(cl: Classes, cuts: frozenset[int], bits: dict[int, int]) -> dict[
     return out
 
 
-def _cone(cl: Classes, roots: tuple[int, ...], cuts: frozenset[int], bits: dict[int, int], below: dict[int, int], allowed: int) -> Cone:
+def _cone(
+    cl: Classes, roots: tuple[int, ...], cuts: frozenset[int], bits: dict[int, int], below: dict[int, int], allowed: int
+) -> Cone:
     from .legality import usable
 
     nodes: dict[int, list[Node]] = {}
@@ -217,7 +219,9 @@ def _cone(cl: Classes, roots: tuple[int, ...], cuts: frozenset[int], bits: dict[
             leaves.add(c)
             nodes[c] = [Node("stored", c)]
             continue
-        fine = [n for n in cl.nodes[c] if not any((bits[a] if a in cuts and a not in roots else below[a]) & ~allowed for a in n.args)]
+        fine = [
+            n for n in cl.nodes[c] if not any((bits[a] if a in cuts and a not in roots else below[a]) & ~allowed for a in n.args)
+        ]
         nodes[c] = fine
         stack.extend(a for n in fine for a in n.args)
     kept = usable(nodes, roots)

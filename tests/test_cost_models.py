@@ -1,0 +1,270 @@
+"""Machine descriptions, the analyses of tile programs, and what the models make of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from eqsat_neptune import terms as T
+from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.codegen.tile import TileProgram
+from eqsat_neptune.cost_models import CostModel, Cpu, Gpu, Sizes, Work, machine_for, model_for
+from eqsat_neptune.cost_models import walk as W
+from eqsat_neptune.cost_models.host import HostModel
+from eqsat_neptune.cost_models.machines import A100, DEVICES, H200, host
+from eqsat_neptune.cost_models.roofline import Roofline
+from eqsat_neptune.errors import TargetError
+from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
+from eqsat_neptune.targets import CUDA_ARCHS, HIP_ARCHS
+from eqsat_neptune.terms import Affine, axis_index
+
+A = axis_index
+
+
+# ------------------------------------------------------------------------------------------------ kernels to be priced
+
+
+def attention(
+    n: int = 4096, d: int = 128, heads: int = 32, causal: bool = False, names: str = "hqdek", dtype: str = "bfloat16"
+) -> TileProgram:
+    """One pass over the keys: h, q on the grid, k streamed."""
+    h, q, dd, e, k = names
+    load = lambda x, *axes: T.inp(x, tuple(map(A, axes)))  # noqa: E731
+    s = T.mul(T.red("+", dd, T.mul(load("Q", h, q, dd), load("K", h, k, dd))), 0.1)
+    if causal:
+        s = T.where(T.bi("le", T.iota(k), T.iota(q)), s, T.num(-math.inf))
+    m = T.Monoid(("max",), (((0, T.un("exp", T.sub(T.var("r0"), T.var("R0")))),),))
+    o = T.div(T.fold(m, 1, k, [s, load("V", h, k, e)]), T.fold(m, 1, k, [s, T.num(1.0)]))
+    axes = {
+        h: Axis(heads, 1, "grid"), q: Axis(n, 128, "grid"), dd: Axis(d, d, "whole"), e: Axis(d, d, "grid"), k: Axis(n, 64, "loop"),
+    }  # fmt: skip
+    kernel = Kernel("k0", (Store("O", o, (A(h), A(q), A(e))),), axes, {a: x.extent for a, x in axes.items()})
+    shape = (heads, n, d)
+    buffers = {x: Buffer(x, shape, dtype, "input") for x in "QKV"} | {"O": Buffer("O", shape, dtype, "output")}
+    return lower(kernel, buffers)
+
+
+def product(m: int, n: int, k: int, dtype: str = "bfloat16") -> TileProgram:
+    t = T.red("+", "k", T.mul(T.inp("A", (A("m"), A("k"))), T.inp("B", (A("k"), A("n")))))
+    axes = {"m": Axis(m, 128, "grid"), "n": Axis(n, 128, "grid"), "k": Axis(k, 64, "loop")}
+    kernel = Kernel("k0", (Store("C", t, (A("m"), A("n"))),), axes, {"m": m, "n": n, "k": k})
+    buffers = {
+        "A": Buffer("A", (m, k), dtype, "input"),
+        "B": Buffer("B", (k, n), dtype, "input"),
+        "C": Buffer("C", (m, n), dtype, "output"),
+    }
+    return lower(kernel, buffers)
+
+
+def copy(rows: int, columns: int) -> TileProgram:
+    axes = {"i": Axis(rows, 8, "grid"), "j": Axis(columns, 512, "grid")}
+    index = (A("i"), A("j"))
+    kernel = Kernel("k0", (Store("Y", T.mul(T.inp("X", index), 2.0), index),), axes, {"i": rows, "j": columns})
+    return lower(kernel, {x: Buffer(x, (rows, columns), "float32", "input" if x == "X" else "output") for x in "XY"})
+
+
+def sizes(program: TileProgram, **tiles: int | list[int]) -> Sizes:
+    tile = {a: np.atleast_1d(np.array(tiles.get(a, x.tile), float)) for a, x in program.axes.items()}
+    return Sizes(tile, {a: np.array([float(x.extent)]) for a, x in program.axes.items()})
+
+
+def seconds(model: CostModel, program: TileProgram, **tiles: int) -> float:
+    return float(model.cost(program, sizes(program, **tiles)).seconds[0])
+
+
+def best(model: CostModel, program: TileProgram) -> tuple[float, dict[str, int]]:
+    """The cheapest tiles among those that the model itself proposes."""
+    ladder = model.tiles(program, {a: x.extent for a, x in program.axes.items()})
+    grids = np.meshgrid(*[np.array(v, float) for v in ladder.values()], indexing="ij")
+    tile = {a: g.ravel() for a, g in zip(ladder, grids)}
+    s = model.cost(program, Sizes(tile, {a: np.array([float(x.extent)]) for a, x in program.axes.items()}))
+    i = int(np.argmin(s.seconds))
+    return float(s.seconds[i]), {a: int(v[i]) for a, v in tile.items()}
+
+
+H = Roofline(H200)
+
+
+# ------------------------------------------------------------------------------------------------------------ machines
+
+
+def test_every_target_has_a_machine() -> None:
+    for target in (*(f"cuda:{a}" for a in CUDA_ARCHS), *(f"hip:{a}" for a in HIP_ARCHS)):
+        assert isinstance(machine_for(target), Gpu)
+        assert model_for(target).name == machine_for(target).name
+    assert isinstance(machine_for("cpu"), Cpu)
+
+
+def test_unknown_target_names_those_known() -> None:
+    with pytest.raises(TargetError, match=r"cuda:sm_999.*cpu.*hip:gfx942"):
+        machine_for("cuda:sm_999")
+
+
+def test_machines_are_plausible() -> None:
+    for m in DEVICES.values():
+        assert m.dram < m.l2 < m.shared, m.name  # the nearer, the faster
+        assert m.tensor == 0 or m.tensor > m.ops, m.name
+        assert m.shared_block <= m.shared_sm and m.registers_thread * 128 <= m.registers, m.name
+
+
+def test_host_depends_on_the_number_of_cores_alone() -> None:
+    assert host(4) == host(4) and host(4).cores == 4
+
+
+# ------------------------------------------------------------------------------------------------------ live tiles
+
+
+def live_by_counting(constraints: tuple[Affine, ...], tile: dict[str, int], extent: dict[str, int]) -> tuple[float, float]:
+    axes = sorted(tile)
+    alive = full = total = 0
+    for at in np.ndindex(*[-(-extent[a] // tile[a]) for a in axes]):
+        first = {a: i * tile[a] for a, i in zip(axes, at)}
+        values = []
+        for c in constraints:
+            grids = np.meshgrid(*[np.arange(first[a], min(first[a] + tile[a], extent[a])) for a in axes], indexing="ij")
+            values.append(c.const + sum(k * grids[axes.index(a)] for a, k in c.terms))
+        total += 1
+        alive += all(v.max() >= 0 for v in values)
+        full += all(v.min() >= 0 for v in values)
+    return alive / total, full / total
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        (Affine(0, (("q", 1), ("k", -1))),),
+        (Affine(0, (("q", 1), ("k", -1))), Affine(63, (("q", -1), ("k", 1)))),
+        (Affine(-7, (("q", 2), ("k", -1))),),
+    ],
+    ids=["causal", "window", "skewed"],
+)
+@pytest.mark.parametrize("tile", [(32, 16), (64, 64), (1, 8)])
+def test_share_of_live_tiles(constraints: tuple[Affine, ...], tile: tuple[int, int]) -> None:
+    t, n = dict(zip("qk", tile)), {"q": 256, "k": 256}
+    alive, full = W.live_share(
+        constraints, Sizes({a: np.array([float(x)]) for a, x in t.items()}, {a: np.array([256.0]) for a in n})
+    )
+    want = live_by_counting(constraints, t, n)
+    assert abs(alive[0] - want[0]) < 0.04 and abs(full[0] - want[1]) < 0.04
+
+
+def test_dead_loop_still_counts_for_something() -> None:
+    alive, full = W.live_share((Affine(-1),), Sizes({"q": np.array([16.0])}, {"q": np.array([64.0])}))
+    assert 0 < alive[0] < 0.01 and full[0] == 0
+
+
+def test_causal_attention_takes_about_half() -> None:
+    whole, half = seconds(H, attention(), q=128, k=64), seconds(H, attention(causal=True), q=128, k=64)
+    assert 0.45 * whole < half < 0.75 * whole
+
+
+# ------------------------------------------------------------------------------------------------ registers, memory
+
+
+def test_peak_holds_scores_beside_accumulator() -> None:
+    program = attention()
+    sets = [{v.axes for v in point} for point in W.peaks(program, lambda v: len(v.axes) > 1, transient=True)]
+    assert any({("h", "k", "q"), ("e", "h", "q")} <= s for s in sets)
+
+
+def test_what_fits_no_register_is_infeasible() -> None:
+    s = H.cost(attention(), sizes(attention(), q=[64, 128, 4096], k=[64, 64, 64], h=1, d=128, e=128))
+    assert np.isfinite(s.seconds[:2]).all() and np.isinf(s.seconds[2])
+
+
+def test_small_shared_memory_forbids_large_tiles() -> None:
+    small = Roofline(replace(H200, shared_block=48 * 1024, shared_sm=64 * 1024))
+    assert np.isfinite(seconds(H, attention(), q=128, k=64)) and np.isinf(seconds(small, attention(), q=128, k=64))
+
+
+def test_schedule_choices_come_with_the_tiles() -> None:
+    s = H.cost(attention(), sizes(attention(), q=128, k=64), detail=True)
+    assert s.choices["warps"][0] in (4, 8) and s.choices["stages"][0] in (2, 3, 4)
+    assert set(s.parts) >= {"tensor", "ops", "special", "shared", "l2", "dram", "launch"}
+    assert s.detail["registers"][0] <= H200.registers_thread and s.detail["shared bytes"][0] <= H200.shared_block
+
+
+# ------------------------------------------------------------------------------------------------------------ GPU
+
+
+def test_copy_runs_at_the_memory_rate() -> None:
+    t, _ = best(H, copy(8192, 8192))
+    assert 2 * 4 * 8192 * 8192 / t > 0.85 * H200.dram
+
+
+def test_large_product_is_bound_by_the_matrix_units() -> None:
+    program = product(8192, 8192, 8192)
+    t, tile = best(H, program)
+    assert 0.4 * H200.tensor < 2 * 8192**3 / t <= H200.tensor
+    assert min(tile["m"], tile["n"]) >= 64
+
+
+def test_float32_products_do_not_run_on_matrix_units() -> None:
+    p = product(2048, 2048, 2048, "float32")
+    s = H.cost(p, sizes(p, m=64, n=64, k=16), detail=True)
+    assert s.parts["tensor"][0] == 0 and s.parts["ops"][0] > 0
+
+
+def test_attention_tile_is_one_that_kernels_have() -> None:
+    for machine in (H200, A100):
+        t, tile = best(Roofline(machine), attention())
+        assert tile["h"] == 1 and tile["q"] in (64, 128, 256) and tile["k"] in (32, 64, 128), machine.name
+        assert 4 * 4096**2 * 128 * 32 / t > 0.3 * machine.tensor, machine.name
+
+
+def test_few_blocks_leave_the_machine_idle() -> None:
+    """Wave quantisation: 132 and 133 blocks differ by a wave."""
+    one, two = (seconds(H, product(128 * n, 128, 4096), m=128, n=128, k=64) for n in (132, 133))
+    assert two > 1.5 * one
+
+
+def test_faster_memory_helps_only_what_waits_for_it() -> None:
+    fast = Roofline(replace(H200, dram=2 * H200.dram))
+    assert best(fast, copy(8192, 8192))[0] < 0.75 * best(H, copy(8192, 8192))[0]
+    assert best(fast, product(8192, 8192, 8192))[0] > 0.95 * best(H, product(8192, 8192, 8192))[0]
+
+
+@pytest.mark.parametrize("model", [H, HostModel(Cpu("two cores", 2))], ids=["gpu", "cpu"])
+def test_floor_is_below_every_price(model: CostModel) -> None:
+    for program, w in [
+        (attention(1024), Work(tensor=4.0 * 1024**2 * 128 * 32, special=32.0 * 1024**2, bytes=4.0 * 2 * 32 * 1024 * 128)),
+        (copy(4096, 4096), Work(ops=4096.0**2, bytes=2.0 * 4 * 4096**2)),
+        (product(1024, 1024, 1024), Work(tensor=2.0 * 1024**3, bytes=3.0 * 2 * 1024**2)),
+    ]:
+        assert model.floor(w) <= best(model, program)[0]
+
+
+@pytest.mark.parametrize("model", [H, HostModel(Cpu("two cores", 2))], ids=["gpu", "cpu"])
+def test_names_do_not_matter(model: CostModel) -> None:
+    a, b = attention(1000, names="hqdek"), attention(1000, names="zyxwa")
+    tiles = {"q": 64, "k": 64}
+    assert seconds(model, a, **tiles) == seconds(model, b, **{"y": 64, "a": 64})
+
+
+# ------------------------------------------------------------------------------------------------------------ CPU
+
+
+def test_cpu_prefers_large_tiles() -> None:
+    m = HostModel(Cpu("two cores", 2))
+    p = attention(1024, 64, 8, dtype="float32")
+    small, large = seconds(m, p, q=64, k=64, d=64, e=64), seconds(m, p, q=256, k=256, d=64, e=64)
+    assert large < 0.8 * small
+
+
+def test_cpu_blocks_stay_small() -> None:
+    """Fused attention at n = 16384 holds far less than its inputs and outputs."""
+    m = HostModel(Cpu("two cores", 2))
+    p = attention(16384, 64, 1, dtype="float32")
+    _, tile = best(m, p)
+    s = m.cost(p, sizes(p, **tile), detail=True)
+    assert 2 * s.detail["bytes"][0] < 4 * 16384 * 64 * 4
+    assert np.isinf(seconds(m, p, q=16384, k=16384, d=64, e=64, h=1))
+
+
+def test_cpu_uses_its_cores() -> None:
+    p = attention(1024, 64, 8, dtype="float32")
+    one, four = (best(HostModel(Cpu("", n)), p)[0] for n in (1, 4))
+    assert 3.0 < one / four < 4.5
