@@ -31,7 +31,7 @@ TIE = 1e-3  # bodies with the same leaves whose scores differ by less do the sam
 class Limits:
     """How much a search may do in a region before it settles for what it has.
 
-    statements  of tile programs lowered and priced (an attention kernel has about 40), over all bodies and roles
+    statements  of tile programs lowered and priced (a chain of two products has about 40), over all bodies and roles
     bodies      bodies priced for one set of classes (half as many one step down, and so on)
     sets        sets of classes looked at with more than one body
     candidates  plans reported
