@@ -164,7 +164,7 @@ class _Maker:
         name = f"x{len(self.inputs)}"
         axes = [a for a in axes if a in self.extents]
         self.inputs[name] = Input(name, tuple(self.extents[a] for a in axes), "float64", bounds)
-        return inp(name, [axis_index(a) for a in axes])
+        return inp(name, tuple(axis_index(a) for a in axes))
 
     def leaf(self) -> Term:
         axes = [a for a in (*_POOL, *_OTHER) if self.chance(0.45)]
@@ -311,7 +311,7 @@ def check_rule(rule: Rule, seed: int = 0, count: int = 24, least: int = 6, round
 def _check_driver(rule: Rule) -> Verdict:
     """A rule that code applies: it must occur in graphs of a few programs that need it, and these must be sound."""
     extents = {"a": 3, "k": 7}
-    x, y = (inp(n, [axis_index("a"), axis_index("k")]) for n in "xy")
+    x, y = (inp(n, (axis_index("a"), axis_index("k"))) for n in "xy")
     masked = where(bi("lt", y, 0.3), x, num(-math.inf))
     spread = add(x, mul(-1 / 7, red("+", "k", x)))
     terms = [

@@ -35,6 +35,7 @@ from ..terms import (
     variables,
 )
 from . import repair
+from .declared import BREAK
 
 _ATOM, _PIVOT, _FUNCTION, _OPAQUE, _LATER = 1.0, 1.5, 2.0, 3.0, 1000.0  # cost of leaves of a skeleton: the cheapest is taken
 _DEPTH = 10
@@ -262,13 +263,13 @@ class Finder:
                 for n in self.g.nodes[c]:
                     if n.op not in ("add", "mul", "un"):
                         continue
-                    parts = [(0.5, num(v)) if (v := self.number(a)) is not None else cost.get(a) for a in n.args]
-                    if all(parts):
-                        v = 1 + sum(p[0] for p in parts)  # type: ignore[index]
-                        if v < (cost[c][0] if c in cost else math.inf):
-                            cost[c] = (v, make(n.op, n.attr, [p[1] for p in parts]))  # type: ignore[index]
-                            changed = True
-        return {c: t for c, (v, t) in cost.items()}
+                    parts = [cost.get(a) if (v := self.number(a)) is None else (0.5, num(v)) for a in n.args]
+                    known = [p for p in parts if p is not None]
+                    total = 1 + sum(p[0] for p in known)
+                    if len(known) == len(parts) and total < (cost[c][0] if c in cost else math.inf):
+                        cost[c] = (total, make(n.op, n.attr, [p[1] for p in known]))
+                        changed = True
+        return {c: t for c, (_, t) in cost.items()}
 
     # ---- search
     def search(self, level: str, done: set[tuple]) -> Iterator[Found]:
@@ -276,22 +277,23 @@ class Finder:
         sums = [
             (c, n.args[0])
             for c, n in self.sums
-            if not self.is_clean(n.args[0]) and not any(_folds(m, self.k) for m in self.g.nodes[c])
+            if not self.is_clean(n.args[0]) and not any(_folds(m, self.k) or m.why == BREAK.name for m in self.g.nodes[c])
         ]
         if not sums:
             return
-        extremes = [(p,) for p, v in self.pivots.items() if v.kind != "mean"]
-        means = [(p,) for p, v in self.pivots.items() if v.kind == "mean"]
+        extremes: list[tuple[int, ...]] = [(p,) for p, v in self.pivots.items() if v.kind != "mean"]
+        means: list[tuple[int, ...]] = [(p,) for p, v in self.pivots.items() if v.kind == "mean"]
         every = [tuple(self.pivots)] if len(self.pivots) > 1 else []
         count: dict[int, int] = {}
-        for pset in {
+        sets: dict[str, list[tuple[int, ...]]] = {
             "extreme": extremes,
             "function": extremes or [()],
             "mean": means,
             "several": every,
             "other": extremes + means,
             "later": extremes + means,
-        }[level]:
+        }
+        for pset in sets[level]:
             functions = self.closed(tuple(self.pivots[p].body for p in pset)) if level == "function" else {}
             opaque = {c: pset[0] for c in self.cone if self._over(c, pset[0])} if level == "other" else {}
             leaves = {c: _FUNCTION for c in functions if c not in pset} | dict.fromkeys(opaque, _OPAQUE)
@@ -475,7 +477,11 @@ class _Builder:
         at_one = {var(f"y{j}"): _hole(c) for j, c in enumerate(self.single)}
         values: list[Term] = []
         for p, (v, kind) in enumerate(zip(self.plain, self.kinds)):
-            one = self.opened(v.body) if v is not None else repair.simplified(substitute(kind[1], at_one))  # type: ignore[index]
+            if v is not None:
+                one = self.opened(v.body)
+            else:
+                assert isinstance(kind, tuple)
+                one = repair.simplified(substitute(kind[1], at_one))
             m[var(f"r{p}")] = one
             values.append(g.term(v.body) if v is not None else self.filled(one))
         rows = [*self.rows, *(tuple(self.coef(i)) for i in range(len(self.d.basis)))]

@@ -171,6 +171,7 @@ class Rule:
         for i, c in enumerate(self.conditions):
             rest: list[Sexpr] = [x for j, x in enumerate(self.conditions) if j != i]
             if c[0] in ("part", "divide"):
+                assert isinstance(c[2], list)
                 head, *args = c[2]
                 f = [weaker[head], *args] if weaker[head] != "any" else ["any"]
                 rest.insert(i, [*c[:2], f, *c[3:]])
