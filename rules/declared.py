@@ -395,6 +395,8 @@ MASKS = [
 
 # ---------------------------------------------------------------- contractions: order of products, by their number
 # of multiply-adds
+# Two products that share an operand stay two nodes: a kernel that computes both loads the operand once, which extraction prices.  One
+# product with a concatenated operand would need a new axis and a copy of the weights to win nothing more.
 CONTRACTIONS = [
     Rule(
         "reassociate",
