@@ -21,7 +21,7 @@ from .kernels import Pricer, Scored, Split
 from .prices import Prices, bits
 from .region import Region, axis_key
 
-NEAR = 1.05  # plans this close are beyond what a model can tell apart: the one with less intermediate memory is taken
+NEAR = 1.15  # plans this close are beyond what a model can tell apart: the one with least intermediate memory is taken
 HOPEFUL = 0.6  # a guess may be this much too high: what it says is worse by more is not tried
 BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
 TIE = 1e-3  # bodies with the same leaves whose scores differ by less do the same work
@@ -149,9 +149,9 @@ class Search:
         best = self._memo[wanted] = _Plans(np.full(n, math.inf), [()] * n, budget)
         top, done = depth == 0, 0
         most = max(self.limits.bodies >> depth, 3) if top or len(self._memo) <= self.limits.sets else 1
-        slack = NEAR if top else 1.0
         tried: dict[tuple, list[float]] = {}
         for o in self._options(wanted):
+            slack = NEAR if top and not o.rest else 1.0  # a single kernel needs no intermediate memory
             limit = min(budget, best.seconds.min() * slack if top else best.seconds.max())
             if top and self._complete:
                 limit = min(limit, min(c.seconds for c in self._complete) * slack)

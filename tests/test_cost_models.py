@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from eqsat_neptune import terms as T
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.tile import TileProgram
 from eqsat_neptune.cost_models import CostModel, Cpu, Gpu, Sizes, Work, machine_for, model_for
@@ -16,8 +14,10 @@ from eqsat_neptune.cost_models import walk as W
 from eqsat_neptune.cost_models.host import HostModel
 from eqsat_neptune.cost_models.machines import A100, DEVICES, H200, host
 from eqsat_neptune.cost_models.roofline import Roofline
-from eqsat_neptune.errors import TargetError
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
+
+from eqsat_neptune import terms as T
+from eqsat_neptune.errors import TargetError
 from eqsat_neptune.targets import CUDA_ARCHS, HIP_ARCHS
 from eqsat_neptune.terms import Affine, axis_index
 
