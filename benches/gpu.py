@@ -18,6 +18,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from gpu_cases import compile_all
+
 import eqsat_neptune as en
 
 PREFILL = ("prefill_global", "prefill_causal", "prefill_gqa", "prefill_alibi", "prefill_softcap", "prefill_windowed")
@@ -251,6 +253,7 @@ def run(folder: Path, out: Path | None, peers: list[str]) -> bool:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     head = dict(date=str(datetime.date.today()), device=torch.cuda.get_device_name(), commit=commit, command=" ".join(sys.argv))
     rows, good = [], True
+    compile_all(folder)
     for path in sorted(folder.glob("*.json")):
         try:
             row = measure(path, peers)

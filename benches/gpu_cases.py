@@ -9,9 +9,11 @@ Outputs are poisoned first and two calls must give the same bits.  --sanitize ru
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +36,18 @@ def save(folder: Path, target: str, dtypes: list[str]) -> None:
                 print(f"{name} {dtype}: {type(e).__name__}: {e}", flush=True)
 
 
+def compile_all(folder: Path) -> None:
+    """Fill the cache with machine code, many compilers at a time; what fails will say so again when it runs."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for path in folder.glob("*.json"):
+            pool.submit(lambda p: en.load(p).compile(), path)
+
+
 def run(folder: Path) -> bool:
     import torch
 
     bad = total = 0
+    compile_all(folder)
     for path in sorted(folder.glob("*.json")):
         name, dtype = path.stem.split("__")
         total += 1
