@@ -176,6 +176,7 @@ def saturate(
     with engine(rules) as eg:
         with _timed(out, "load", eg):
             load(eg, program, split)
+            eg.loaded = eg.nodes()
         out.stats.append(eg.saturate("sums", f"(seq {SETTLE} (run sums))", limits))
         out.stats.append(eg.saturate("algebra", f"(seq {SETTLE} (run sums) (run algebra) (run contract))", limits))
         eg.run(f"(run-schedule {SETTLE})")

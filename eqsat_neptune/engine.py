@@ -37,9 +37,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Limits:
-    """When saturation stops short.  What has been found by then is sound and usable."""
+    """When saturation stops short.  What has been found by then is sound and usable.
 
-    nodes: int = 5000
+    nodes: e-nodes; None is a number that grows with the program, well above what programs need whose saturation ends."""
+
+    nodes: int | None = None
     seconds: float = 10.0
     iterations: int = 30
 
@@ -155,6 +157,7 @@ class EGraph:
         self._keys: dict[str, dict] = {"Input": {}, "View": {}, "Fold": {}}
         self._rounds = 0
         self.extents: dict[str, int] = {}
+        self.loaded = 0  # nodes of the program
 
     def __enter__(self) -> EGraph:
         return self
@@ -275,6 +278,7 @@ class EGraph:
         """Run the schedule until nothing changes or a limit is met.  Looks at clock and size between single runs: egglog has no
         time limit inside one."""
         start, n, it, stop = time.perf_counter(), 0, 0, "iterations"
+        most = limits.nodes or 500 + 20 * self.loaded
         while it < limits.iterations:
             report = self.run(f"(run-schedule {schedule})")[0].report
             it += 1
@@ -282,7 +286,7 @@ class EGraph:
             if not report.updated:
                 stop = "fixpoint"
                 break
-            if n > limits.nodes:
+            if n > most:
                 stop = "nodes"
                 break
             if time.perf_counter() - start > limits.seconds:

@@ -279,6 +279,13 @@ class _Compiler:
         picks = [a for a in args if not is_star(a)]
         if len(stars) > 1:
             raise self.error([head, *args])
+        if self.nodes and len(picks) == 2 and not stars:  # a relation has these: cheaper to join
+            a, b = map(self.var, picks)
+            self.premises.append(f"({'product-of' if head == 'mul' else 'sum-of'} {name} {a} {b})")
+            for p, v in zip(picks, (a, b)):
+                self.sorts[v] = "T"
+                self.match(p, v)
+            return
         ms = self.fresh("ms")
         self.premises.append(f"(= {name} ({ctor} {ms}))")
         self.nodes.append(f"({ctor} {ms})")
