@@ -245,9 +245,10 @@ def _gather(axis: str, x: Value, i: Value, env: Env) -> Value:
     want = tuple(sorted(normalise({a for a in axes if a != slot} | set(i[0]))))
     position = env.expand(i, want).astype(np.int64)
     k = axes.index(slot)
+    xs = np.broadcast_to(xs, [size if a == slot else env.size(a) for a in axes])   # x may be the same at every position
     rows = np.arange(xs.size // size).reshape(xs.shape[:k] + xs.shape[k + 1:])
     rest = env.expand((tuple(a for a in axes if a != slot), rows), want)
-    flat = np.moveaxis(np.broadcast_to(xs, [size if a == slot else env.size(a) for a in axes]), k, -1).reshape(-1, size)
+    flat = np.moveaxis(xs, k, -1).reshape(-1, size)
     return want, flat[rest, position]
 
 

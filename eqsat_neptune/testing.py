@@ -250,7 +250,10 @@ class _Maker:
                 at = self.views.setdefault(args[0], ((a, axis_index("n" + a)),))
                 return view(self.make(args[1]), at)
             case "gather":
-                return gather(self.make(args[1]), self.var_axis(args[0]), self.make(args[2]))
+                k = self.var_axis(args[0])
+                last = num(self.extents[k] - 1.0)
+                i = un("floor", bi("min", un("abs", self.input(_OTHER, None)), last))  # a position that there is
+                return gather(add(self.make(args[1]), self.input([k], None)) if self.chance(0.5) else self.make(args[1]), k, i)
         return make("un", head, [self.make(args[0])])
 
     def star(self, s: Sexpr, least: int) -> list[Term]:

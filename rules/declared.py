@@ -485,6 +485,16 @@ CONTRACTIONS = [
 # ---------------------------------------------------------------- tensors under other names
 VIEWS = [
     Rule(
+        "gather-of-constant",
+        "views",
+        "(gather k x i)",
+        "x",
+        when="(free-of k x)",
+        law="what does not vary along an axis is the same at every position",
+        phase="norm",
+        retire=True,
+    ),
+    Rule(
         "view-into-product",
         "views",
         "(sum k (mul (view m (mul ms*)) rest*))",

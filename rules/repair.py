@@ -87,6 +87,7 @@ def _declarations() -> list[str]:
         "(ruleset ix) (ruleset norm) (ruleset an) (ruleset algebra) (ruleset expand)",
         "(rule () ((nth 0) (nth 1)) :ruleset an)",
         *analyses.INDEX,
+        *analyses.PAIRS,
         *analyses.AXES,
         *real,
         *nonzero,
