@@ -420,6 +420,14 @@ def peer(v: dict[str, Any], x: dict[str, Any]) -> Any:
     return None
 
 
+def copy_rate(flush: Any) -> float:
+    """TB/s, read and written."""
+    import torch
+
+    big = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    return 2 * (1 << 30) / timed(lambda: big[: 1 << 30].copy_(big[1 << 30 :]), flush) / 1e12
+
+
 def run(folder: Path, only: str, out: Path | None) -> None:
     import torch
 
@@ -427,10 +435,7 @@ def run(folder: Path, only: str, out: Path | None) -> None:
     metas = {s: m for s, m in metas.items() if only in m["label"]}
     logs = compile_all([folder / f"{s}.cu" for s in metas], next(iter(metas.values()))["arch"])
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    big = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
-    copy = timed(lambda: big[: 1 << 30].copy_(big[1 << 30 :]), flush)
-    print(f"copy {2 * (1 << 30) / copy / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}", flush=True)
-    del big
+    print(f"copy {copy_rate(flush):.2f} TB/s; {torch.cuda.get_device_name()}", flush=True)
     peers: dict[str, float] = {}
     results = []
     for stem, meta in metas.items():
