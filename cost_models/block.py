@@ -1,0 +1,266 @@
+"""What one block of a kernel does on a GPU, summed over its statements: work for each unit, room that it takes, bytes that it moves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..codegen.tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Store, TileProgram, Value, walk
+from ..program import DTYPES
+from . import walk as W
+from .base import Array, Sizes
+from .machines import Gpu
+
+HALF = ("bfloat16", "float16")
+SMALL_FLOATS = (*HALF, "float8_e4m3fn", "float8_e5m2")
+ONE = np.ones(1)
+
+# (operations, special results) of one result; functions not listed: (1, 0)
+FUNCTIONS: dict[str, tuple[float, float]] = {
+    "exp": (1, 1), "exp2": (0, 1), "expm1": (8, 1), "log": (1, 1), "log2": (0, 1), "log10": (1, 1), "log1p": (6, 1),
+    "recip": (0.5, 1), "sqrt": (0.5, 1), "rsqrt": (0.5, 1), "tanh": (0, 1), "erf": (12, 1), "sinh": (4, 2), "cosh": (4, 2),
+    "sin": (3, 1), "cos": (3, 1), "tan": (6, 3), "asin": (12, 1), "acos": (12, 1), "atan": (12, 1), "asinh": (8, 2), "acosh": (8, 2),
+    "atanh": (8, 2), "pow": (4, 2), "mod": (6, 1), "floordiv": (4, 1), "atan2": (16, 1), "hypot": (4, 1), "neg": (0, 0), "abs": (0.5, 0),
+}  # fmt: skip
+
+
+class Tally:
+    """Sums of coefficient · array · array · … by resource.  Products of the same arrays (the very objects) are worked out once."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[tuple[int, ...], float]] = {}
+        self._arrays: dict[int, Array] = {}
+        self._products: dict[tuple[int, ...], Array] = {}
+
+    def add(self, resource: str, amount: float, *arrays: Array) -> None:
+        used = [x for x in arrays if x is not ONE]
+        for x in used:
+            self._arrays[id(x)] = x
+        key = tuple(sorted(map(id, used)))
+        of = self._sums.setdefault(resource, {})
+        of[key] = of.get(key, 0.0) + amount
+
+    def __getitem__(self, resource: str) -> Array:
+        out = np.zeros(1)
+        for key, amount in self._sums.get(resource, {}).items():
+            if key not in self._products:
+                x = ONE
+                for i in key:
+                    x = x * self._arrays[i]
+                self._products[key] = x
+            out = out + amount * self._products[key]
+        return out
+
+
+class Block:
+    """A block's work at every point.
+
+    tensor, ops, special        flops of matrix units, plain operations, special results
+    l2                          bytes between the block and the second-level cache
+    shared                      bytes through shared memory, whatever the number of warps
+    per_row_warp, per_col_warp  … that every group of warps along the rows (columns) of a product reads again
+    staged, resident            bytes of shared memory: one stage of the tiles that loops load, and what stays
+    rows, cols                  of the largest matrix product (0: there is none)
+    registers                   bytes of the tiles that lie in registers at the worst moment
+    dram                        bytes that the whole kernel moves between memory and the chip
+    """
+
+    def __init__(self, program: TileProgram, sizes: Sizes, steps: list[W.Step], blocks: Array, machine: Gpu):
+        self.p, self.sizes, self.steps, self.m = program, sizes, steps, machine
+        self.statements = list(walk(program.body))
+        self.feeds = W.feeds(program)
+        self.masks = W.masks(program)
+        self.dtype = {x.name: x.dtype for x in (*program.reads, *program.writes)}
+        self.loaded = {s.out.id: self.dtype[s.buffer] for s in self.statements if isinstance(s, Load | Gather)}
+        self.carries = [c for s in self.statements if isinstance(s, Loop) for c in s.carries]
+        self.states = {c.phi.id for c in self.carries}
+        self.rounds = any(x.dtype in HALF for x in (*program.reads, *program.writes))
+        self.rows = self.cols = np.zeros(1)
+        self.tally = Tally()
+        self.pad: dict[int, Array] = {}  # by value: elements of a product's tile with its padding, relative to those without
+        self.units = {id(s): W.Product.of(s) for s in self.statements if isinstance(s, Contract) and self._on_units(s)}
+        self._whole: dict[tuple, Array] = {}
+        self._paddings()
+        for step in steps:
+            self._count(step)
+        t = self.tally
+        self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
+        self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
+        self.staged, self.resident = t["staged"], t["resident"]
+        self.registers = self._registers()
+        self.dram = self._dram(blocks)
+
+    # ---- matrix units
+    def _on_units(self, s: Contract) -> bool:
+        """Does this product run on matrix units: two tiles of 16-bit numbers, loaded or rounded to them?"""
+        p = W.Product.of(s)
+        plain = self.p.compute_dtype != "float64"
+        return bool(self.m.tensor and plain and p.rows and p.cols and self._half(s.a) and self._half(s.b))
+
+    def _half(self, v: Value) -> bool:
+        if v.id in self.loaded:
+            return self.loaded[v.id] in SMALL_FLOATS
+        return self.rounds and v.id not in self.states
+
+    def whole(self, *groups: tuple[tuple[str, ...], int]) -> Array:
+        """Elements of a tile in whole matrix instructions; groups: axes, and which side of the instruction they are (−1: none)."""
+        if groups not in self._whole:
+            out = ONE
+            for axes, side in groups:
+                n = self.sizes.elements(tuple(sorted(axes)))
+                out = out * (n if side < 0 else np.ceil(n / self.m.fragment[side]) * self.m.fragment[side])
+            self._whole[groups] = out
+        return self._whole[groups]
+
+    def _paddings(self) -> None:
+        for s in self.statements:
+            if isinstance(s, Contract) and id(s) in self.units:
+                p = self.units[id(s)]
+                tile = self.sizes.elements(tuple(sorted((*p.rows, *p.cols))))
+                key = (("pad", p.rows, p.cols),)
+                if key not in self._whole:
+                    self._whole[key] = self.whole((p.rows, 0), (p.cols, 1)) / np.maximum(tile, 1.0)
+                self.pad[s.out.id] = self._whole[key]
+                self.rows = np.maximum(self.rows, self.sizes.elements(tuple(sorted(p.rows))))
+                self.cols = np.maximum(self.cols, self.sizes.elements(tuple(sorted(p.cols))))
+        for c in self.carries:
+            if c.next.id in self.pad:
+                self.pad[c.phi.id] = self.pad[c.out.id] = self.pad[c.next.id]
+
+    def _padding(self, s: Map) -> Array:
+        """Elementwise work on the tile of a matrix product runs on its padding too."""
+        found = {id(self.pad[v.id]): self.pad[v.id] for v in s.args if v.id in self.pad and len(v.axes) == len(s.out.axes)}
+        if not found:
+            return ONE
+        out = next(iter(found.values())) if len(found) == 1 else np.maximum.reduce(np.broadcast_arrays(*found.values()))
+        self.pad[s.out.id] = out
+        return out
+
+    # ---- statements
+    def _count(self, step: W.Step) -> None:
+        s, runs, tally, elements = step.stmt, step.runs, self.tally, self.sizes.elements
+        match s:
+            case Load():
+                n, width = elements(s.out.axes), DTYPES[self.dtype[s.buffer]]
+                tally.add("l2", width, n, runs, self._sectors(s, width))
+                tally.add("read " + s.buffer, width, n, runs)
+                if len(s.out.axes) > 1 and any(isinstance(f, Contract) for f in self.feeds.get(s.out.id, ())):
+                    tally.add("shared", width, n, runs)
+                    tally.add("staged" if step.depth else "resident", width, n)
+            case Gather():
+                tally.add("l2", 32.0, elements(s.out.axes), runs)
+                tally.add("gathered", DTYPES[self.dtype[s.buffer]], elements(s.out.axes), runs)
+            case Contract():
+                self._product(s, runs)
+            case Map() if not (s.fn == "where" and s.args[0].id in self.masks):
+                ops, special = FUNCTIONS.get(s.fn, (1.0, 0.0))
+                n, padding = elements(s.out.axes), self._padding(s)
+                tally.add("ops", len(s.args) - 1.0 if s.fn in ("add", "mul") else ops, n, padding, runs)
+                if special:
+                    tally.add("special", special, n, padding, runs)
+            case Map():
+                tally.add("ops", 1.0, elements(s.out.axes), self._padding(s), runs, step.mixed)
+            case Mask():
+                tally.add("ops", 2.0, elements(s.out.axes), runs, step.mixed)
+            case Iota():
+                tally.add("ops", 1.0, elements(s.out.axes), runs)
+            case Reduce():
+                tally.add("ops", 1.0, elements(s.arg.axes), self.pad.get(s.arg.id, ONE), runs)
+            case Store():
+                axes = tuple(sorted({a for ix in s.index for a in ix.axes if a in self.sizes.tile}))
+                tally.add("l2", DTYPES[self.dtype[s.buffer]], elements(axes), runs)
+
+    def _sectors(self, s: Load, width: int) -> Array:
+        """Bytes moved for one that is wanted: sectors of 32 bytes, and a little more for what does not fill a line of 128."""
+        last = s.index[-1].axes[-1] if s.index and s.index[-1].axes else None
+        if last not in self.sizes.tile:
+            return ONE
+        key = (("sectors", last, width),)
+        if key not in self._whole:
+            run = np.maximum(self.sizes.tile[last] * width, 1.0)  # type: ignore[index]
+            self._whole[key] = np.maximum(1.0, 32.0 / run) + 0.1 * np.clip(np.log2(128.0 / run), 0.0, 2.0)
+        return self._whole[key]
+
+    def _product(self, s: Contract, runs: Array) -> None:
+        tally, elements = self.tally, self.sizes.elements
+        if id(s) in self.units:
+            p = self.units[id(s)]
+            tally.add("tensor", 2.0, self.whole((p.rows, 0), (p.cols, 1), (p.inner, 2), (p.batch, -1)), runs)
+            a, b = (self.whole((p.rows, 0), (p.inner, 2), (p.batch, -1)), self.whole((p.cols, 1), (p.inner, 2), (p.batch, -1)))
+            if s.a.id in self.pad:
+                tally.add("ops", 0.5, a, runs)  # it lies in registers and is rounded
+            else:
+                tally.add("column warp", 2.0, a, runs)
+                self._put(s.a, a, runs)
+            tally.add("row warp", 2.0, b, runs)
+            self._put(s.b, b, runs)
+            return
+        p = W.Product.of(s)
+        padding = self.pad.get(s.a.id, self.pad.get(s.b.id, ONE))
+        tally.add("ops", 1.0, elements(tuple(sorted({*s.a.axes, *s.b.axes}))), padding, runs)
+        if p.rows and p.cols:  # in register tiles of up to 8×8: an operand is read once for 8 elements of the other
+            for v, others in ((s.a, p.cols), (s.b, p.rows)):
+                key = (("eighth", others),)
+                if key not in self._whole:
+                    self._whole[key] = np.maximum(elements(tuple(sorted(others))) / 8, 1.0)
+                tally.add("shared", 4.0, elements(v.axes), self._whole[key], runs)
+
+    def _put(self, v: Value, tile: Array, runs: Array) -> None:
+        """A computed operand that is not in registers goes through shared memory."""
+        if v.id not in self.loaded:
+            self.tally.add("shared", 2.0, tile, runs)
+            self.tally.add("resident", 2.0, tile)
+
+    # ---- room and traffic
+    def _registers(self) -> Array:
+        absent = {s.out.id for s in self.statements if isinstance(s, Mask | Iota)}
+        for s in self.statements:
+            uses = self.feeds.get(s.out.id, []) if isinstance(s, Load) else []
+            # tiles of products lie in shared memory; what one elementwise operation reads is loaded right there, piece by piece
+            if (
+                uses
+                and isinstance(s, Load)
+                and (
+                    (len(s.out.axes) > 1 and all(isinstance(f, Contract) for f in uses))
+                    or (len(uses) == 1 and isinstance(uses[0], Map))
+                )
+            ):
+                absent.add(s.out.id)
+        width = 8.0 if self.p.compute_dtype == "float64" else 4.0
+        worst = np.zeros(1)
+        for point in W.peaks(self.p, lambda v: bool(v.axes) and v.id not in absent, transient=True):
+            t = Tally()
+            for v in point:
+                t.add("", width, self.sizes.elements(v.axes), self.pad.get(v.id, ONE))
+            worst = np.maximum(worst, t[""])
+        return worst
+
+    def _dram(self, blocks: Array) -> Array:
+        """Each buffer once, and again what the second-level cache cannot hold."""
+        m, sizes = self.m, self.sizes
+        width = {x: DTYPES[d] for x, d in self.dtype.items()}
+        total = self.tally["gathered"] * blocks
+        for x, n in W.unique_elements(self.p, sizes).items():
+            total = total + n * width[x]
+        far = np.where(total > m.l2_bytes, 0.04, 0.0)
+        mine: dict[str, Array] = {}
+        for s in self.statements:
+            if isinstance(s, Load):
+                own = ONE
+                for a in s.out.axes:
+                    own = own * (sizes.tile[a] if self.p.axes[a].role == "grid" else sizes.extent[a])
+                mine[s.buffer] = np.maximum(mine.get(s.buffer, 0.0), own * width[s.buffer])
+        again, traffic = np.zeros(1), np.zeros(1)
+        for x, held in mine.items():
+            # re-reads within a block hit the cache if what all resident blocks hold fits it
+            read = self.tally["read " + x]
+            fits = held * np.minimum(blocks, m.sms) <= m.l2_bytes
+            again = again + np.where(fits, 0.0, np.maximum(read - held, 0.0)) * blocks
+            traffic = traffic + read * blocks
+        total = total + again + np.maximum(traffic - again - total, 0.0) * far
+        for b in self.p.writes:
+            s = next(s for s in self.statements if isinstance(s, Store) and s.buffer == b.name)
+            n = ONE
+            for a in sorted({a for ix in s.index for a in ix.axes if a in sizes.extent}):
+                n = n * sizes.extent[a]
+            total = total + (n if b.kind == "temp" else np.minimum(n, max(b.size, 1))) * width[b.name]
+        return total
