@@ -301,6 +301,8 @@ BOUNDS = [
         "(sum-of t m x) (multiple-of m -1.0 y) (= u (below x y))",
         "(set (hz t) 0.0)",
     ),
+    # x − x is 0 or NaN
+    _rule("(sum-of t m x) (multiple-of m -1.0 x)", "(set (hz t) 0.0) (set (lz t) 0.0)"),
     # M − (M, or 0 where M = −inf) is 0 or −inf
     _rule(
         "(sum-of t m x) (multiple-of m -1.0 p) (= p (Where c z x)) (= z (Num 0.0)) (unless-finite c x)",

@@ -277,6 +277,15 @@ def test_masked_values_are_left_out_of_bounds() -> None:
     assert s.graph.interval(total)[0] == pytest.approx(math.exp(-5), rel=1e-6)
 
 
+def test_guard_of_wholly_masked_rows_is_bounded() -> None:
+    """exp(M − M), which stands beside a fold whose maximum may be −∞, is 1 or NaN: a kernel may compute it."""
+    masked = where(bi("le", iota("k"), iota("a")), x("x", "k", "a"), num(-math.inf))
+    m = red("max", "k", masked)
+    s = saturate(program(add(m, un("log", red("+", "k", un("exp", sub(masked, m)))))))
+    guards = [n for _, n in s.graph.items() if n.op == "un" and n.attr == "exp" and n.why == "break-dependency"]
+    assert [s.graph.interval(n.args[0]) for n in guards] == [(0.0, 0.0)]
+
+
 def normalised(t: Term, k: str, n: int) -> Term:
     return div(t, un("sqrt", add(mul(red("+", k, mul(t, t)), 1 / n), 1e-6)))
 

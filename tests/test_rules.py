@@ -20,7 +20,7 @@ QUICK = ("cancel-factor", "cancel-term ", "sum-factor-out ", "min-scale-out with
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_rule_is_sound(rule: Rule) -> None:
-    verdict = check_rule(rule, count=10, least=2, rounds=2)
+    verdict = check_rule(rule, count=14, least=2, rounds=1)
     assert verdict, verdict.counterexample
 
 
