@@ -19,39 +19,33 @@ class Contractions(Reductions):
     def contract(self, s: Contract) -> None:
         plan, home = self.s.contracts[s.out.id], self.s.home[s.out.id]
         assert home.row is not None and home.column is not None
-        for x, axes in ((plan.left, plan.inner), (plan.right, plan.inner)):
+        computed = {}
+        for x in (plan.left, plan.right):
             if x.where != "tile":
                 assert x.layout is not None
-                self.mask_missing(x.value, x.layout, set(axes), 0.0, self.get(x.value, x.layout))
-        for x, _own in ((plan.left, plan.left_axes), (plan.right, plan.right_axes)):
+                computed[id(x)] = self.mask_missing(x.value, x.layout, set(s.axes), 0.0, self.get(x.value, x.layout))
+        for x in (plan.left, plan.right):
             if x.where == "staged":
-                self.stage(x, plan)
+                self.stage(x, plan, computed[id(x)])
             elif x.where == "tile" and not (x.held and x.value.id in self.held):
                 self.arrive(x.value.id)
         self.comment(s)
         acc = s.acc
         if acc is not None and acc.id not in self.consts:
-            name = self.get(acc, home)
-            self.masked.pop(name, None)
-            if len(self.readers.get(acc.id, ())) > 1:
-                fresh = self.variable(s.out)
-                self.t(f"{self.compute} {fresh}{self.shape(home)};")
-                self.t(f"assign({fresh}, {name});")
-                name = fresh
+            name = self.own(acc, self.get(acc, home), home)
         else:
             name = self.variable(s.out)
             self.t(f"{self.compute} {name}{self.shape(home)};")
             self.t(f"set_all({name}, {self.get(acc, home) if acc else constant(0.0, self.compute)});")
-        left = self.operand(plan.left, plan, home.row, True)
+        left = self.operand(plan.left, plan, home.row, True, computed.get(id(plan.left)))
         right = self.operand(plan.right, plan, home.column, False)
         call = "contract" if plan.kind == "tensor" else "contract_plain"
         self.t(f"{call}<{plan.steps}>({name}, {left}, {right});")
         self.env[s.out.id, home] = name
 
-    def operand(self, x: Operand, plan: ContractPlan, group: Group, left: bool) -> str:
+    def operand(self, x: Operand, plan: ContractPlan, group: Group, left: bool, name: str | None = None) -> str:
         if x.where == "register":
-            assert x.layout is not None
-            return f"rounded<{C_TYPES[plan.dtype]}>({self.get(x.value, x.layout)})"
+            return f"rounded<{C_TYPES[plan.dtype]}>({name})"
         if x.held and x.value.id in self.held:
             return self.held[x.value.id]
         if x.where == "tile":
@@ -72,10 +66,9 @@ class Contractions(Reductions):
             place = f"(u32)({x.offset} + warp * {-(-x.bytes // 128) * 128})"
         return f"Tile<{C_TYPES[plan.dtype]}, {rows}, {columns}>{{{place}}}"
 
-    def stage(self, x: Operand, plan: ContractPlan) -> None:
+    def stage(self, x: Operand, plan: ContractPlan, name: str) -> None:
         """A computed operand goes to shared memory."""
         assert x.layout is not None
-        name = self.get(x.value, x.layout)
         tile = self.staged_tile(x, plan)
         self.t(f"// {x.value} as an operand in shared memory")
         self.t(self.sync())

@@ -55,15 +55,8 @@ class Elementwise(Registers):
 
     def patch(self, s: Map, layout: Layout) -> None:
         source = self.get(s.args[1], layout)
-        self.masked.pop(source, None)
         self.comment(s)
-        if len(self.readers.get(s.args[1].id, ())) > 1:
-            name = self.variable(s.out)
-            self.t(f"{self.ctype(s.out)} {name}{self.shape(layout)};")
-            self.t(f"assign({name}, {source});")
-        else:
-            name = source
-        self.env[s.out.id, layout] = name
+        name = self.env[s.out.id, layout] = self.own(s.args[1], source, layout)
         with self.t.block("if (edge)"):
             with self.over(layout) as f:
                 condition = f.expression(s.args[0])
@@ -86,15 +79,8 @@ class Elementwise(Registers):
         wide = next(a for a in s.args if layout.restricted(self.live(a.axes)) == layout)
         factor = next(a for a in s.args if a is not wide)
         source = self.get(wide, layout)
-        self.masked.pop(source, None)
         self.comment(s)
-        if len(self.readers.get(wide.id, ())) > 1:
-            name = self.variable(s.out)
-            self.t(f"{self.ctype(s.out)} {name}{self.shape(layout)};")
-            self.t(f"assign({name}, {source});")
-        else:
-            name = source
-        self.env[s.out.id, layout] = name
+        name = self.env[s.out.id, layout] = self.own(wide, source, layout)
         x = self.get(factor, Layout(layout.row, None))
         assert layout.row is not None
         changed = self.names.new("changed")

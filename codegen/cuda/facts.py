@@ -61,9 +61,6 @@ class Facts:
     def size(self, axes: Iterable[str]) -> int:
         return math.prod(self.tile[a] for a in axes)
 
-    def limited(self, axes: Iterable[str]) -> bool:
-        return any(a in self.p.limits for a in axes)
-
     def matrix(self, s: Contract) -> tuple[tuple[str, ...], ...] | None:
         """(axes of a alone, axes of b alone, summed axes) if the contraction is a matrix product."""
         a, b, k = set(self.axes(s.a)), set(self.axes(s.b)), set(self.live(s.axes))

@@ -64,6 +64,7 @@ class KernelText:
         self.fast = not precision.accurate and self.compute == "float"
         self.t = Text()
         self.start: dict[str, str] = {}  # axis → text of the first position of its tile ("0", or a variable)
+        self.open: list[str] = []  # axes of the loops around this place
         self.consts: dict[int, float] = {}
         self.inline: dict[int, Stmt] = {}
         self.defs: dict[int, Stmt] = {}
@@ -279,9 +280,7 @@ class KernelText:
         the two differ, names of the latter)."""
         a, p = s.axis, self.p
         name, trips = self.axis_name[a], -(-p.axes[a].extent // tile)
-        constraints = list(s.constraints)
-        if a in p.limits and (p.axes[a].extent % tile or p.limits[a].axes != (a,)):
-            constraints.append(p.limits[a])
+        constraints = [*s.constraints, *self.loop_limits(a, tile)]
         live_first, live_end, full_first, full_end = [], [], [], []
         for c in constraints:
             ca = dict(c.terms).get(a, 0)
@@ -302,13 +301,27 @@ class KernelText:
         self.t(f"const int {full[0]} = {nest('at_least', full_first, '0')}, {full[1]} = {nest('at_most', full_end, str(trips))};")
         return True, full
 
+    def known(self, a: str) -> bool:
+        """Is the axis' tile fixed here?"""
+        return a in self.p.axes and (self.p.axes[a].role != "loop" or a in self.open)
+
+    def loop_limits(self, a: str, tile: int) -> list[Affine]:
+        """Which ends of axes a loop over `a` may run into: its own, and those of parts of one axis around it."""
+        out = []
+        for of, limit in self.p.limits.items():
+            ragged = limit.axes != (a,) or self.p.axes[a].extent % tile
+            if a in limit.axes and ragged and (of == a or self.known(of)):
+                out.append(limit)
+        return out
+
     def range_text(self, ix: Affine) -> tuple[str, str]:
-        """Smallest and largest value of an affine expression over the block's tile (elements past a ragged end included)."""
+        """Smallest and largest value of an affine expression over the block's tile (elements past a ragged end included), and over
+        all of an axis whose loop is not open."""
         low, high = ix, ix
         for a, c in ix.terms:
-            spread = c * (self.tile.get(a, 1) - 1)
+            spread = c * ((self.tile.get(a, 1) if self.known(a) else self.p.extents[a]) - 1)
             low, high = low.plus(Affine(min(spread, 0))), high.plus(Affine(max(spread, 0)))
-        position = {a: self.start.get(a, "0") for a in ix.axes}
+        position = {a: self.start.get(a, "0") if self.known(a) else "0" for a in ix.axes}
         return affine(low, position, True), affine(high, position, True)
 
 

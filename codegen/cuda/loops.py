@@ -28,6 +28,7 @@ class Loops(Contractions):
         t(f"// ---- over {name}, {tile} at a time" + (f", shared by {self.s.warps_split} warps" if split else ""))
         first, end = new(f"{name}_first"), new(f"{name}_end")
         state.edges, state.full = self.loop_range(s, tile, first, end)
+        state.limits = self.loop_limits(a, tile)
         # carried state
         for c in s.carries:
             home = self.s.home[c.phi.id]
@@ -85,7 +86,10 @@ class Loops(Contractions):
         slot = new("slot")
         if ring and stages > 1:
             t(f"int {slot} = 0;")
+        state.state = {self.env[c.phi.id, self.s.home[c.phi.id]] for c in s.carries}
+        state.outside = set(self.env.values()) - state.state
         self.loops.append(state)
+        self.open.append(a)
         env = dict(self.env)
         self.masked.clear()
         advance = f"{tile_var} += {step}" if step != "1" else f"++{tile_var}"
@@ -126,6 +130,7 @@ class Loops(Contractions):
             if ring and stages > 1:
                 t(f"{slot} ^= 1;" if stages == 2 else f"{slot} = {slot} == {stages - 1} ? 0 : {slot} + 1;")
         self.loops.pop()
+        self.open.pop()
         self.masked.clear()
         self.env = {k: v for k, v in self.env.items() if k in env}
         self.landed = before

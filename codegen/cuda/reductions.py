@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ...terms import REDUCTIONS
+from ...terms import REDUCTIONS, Affine
 from ..tile import Reduce, Value
 from .copies import Copies
 from .layout import COLUMN, Group, Layout
+from .schedule import missing_limits
 from .text import constant
 
 OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
@@ -18,7 +19,7 @@ class Reductions(Copies):
         reduced = set(self.live(s.axes))
         op, identity = OPS[s.op], constant(REDUCTIONS[s.op], self.compute)
         self.comment(s)
-        self.mask_missing(s.arg, frame, reduced, REDUCTIONS[s.op], source)
+        source = self.mask_missing(s.arg, frame, set(s.axes), REDUCTIONS[s.op], source)
         rows = frame.row is not None and bool(set(frame.row.axes) & reduced)
         columns = frame.column is not None and bool(set(frame.column.axes) & reduced)
         name = self.variable(s.out)
@@ -90,37 +91,39 @@ class Reductions(Copies):
                     f"    {at} = {op}::of({at}, load_shared<{self.compute}>({self.s.scratch} + (w * {count} + {flat}) * {width}));"
                 )
 
-    def mask_missing(self, v: Value, layout: Layout, axes: set[str], identity: float, name: str) -> None:
-        """Elements that do not exist along these axes get a value that does not count."""
-        always: list[tuple[str, Group]] = []
-        at_edge: list[tuple[str, Group]] = []
-        for g in layout:
-            if g is None or not set(g.axes) & axes:
-                continue
-            if g.padded > g.size:
-                always.append(("flat", g))
-            for a in g.axes:
-                if a in self.p.limits and a in axes:
-                    loop = next((x for x in self.loops if x.loop.axis == a and x.edges), None)
-                    (at_edge if loop is not None and loop is self.loops[-1] else always).append((a, g))
-        if not always and not at_edge:
-            return
+    def mask_missing(self, v: Value, layout: Layout, axes: set[str], identity: float, name: str) -> str:
+        """The variable with the elements that do not exist along these axes set to a value that does not count (in place where that
+        is harmless: nothing else may look at such elements)."""
+        padded = [g for g in layout if g and set(g.axes) & axes and g.padded > g.size]
+        always, at_edge = [], []
+        for limit in missing_limits(self.p, axes, v.axes):
+            edge = bool(self.loops) and self.loops[-1].edges and limit in self.loops[-1].limits
+            (at_edge if edge else always).append(limit)
+        if not padded and not always and not at_edge:
+            return name
         have, along = self.masked.get(name, (identity, set()))
         if have == identity and axes <= along:
-            return
-        self.masked[name] = identity, axes | (along if have == identity else set())
+            return name
+        moving = {a for limit in (*always, *at_edge) for a in limit.axes if a in self.open}
+        if moving and any(name in x.outside or name in x.state for x in self.loops if x.loop.axis in moving):
+            source, name = name, self.variable(v)  # other iterations need elements that do not exist in this one
+            self.t(f"{self.ctype(v)} {name}{self.shape(layout)};")
+            self.t(f"assign({name}, {source});")
+        else:
+            self.masked[name] = identity, axes | (along if have == identity else set())
         value = constant(identity, self.compute) if not v.predicate else ("true" if identity == 1 else "false")
 
-        def print_patch(which: list) -> None:
+        def patch(groups: list[Group], limits: list[Affine]) -> None:
             with self.over(layout) as f:
-                conditions = [f"{f.flat(g)} < {g.size}" if kind == "flat" else f.holds(self.p.limits[kind]) for kind, g in which]
+                conditions = [f"{f.flat(g)} < {g.size}" for g in groups] + [f.holds(limit) for limit in limits]
                 self.t(f"if (!({' && '.join(conditions)})) {name}{self.at(layout)} = {value};")
 
-        if always:
-            print_patch(always)
+        if padded or always:
+            patch(padded, always)
         if at_edge:
             with self.t.block("if (edge)"):
-                print_patch(at_edge)
+                patch([], at_edge)
+        return name
 
     def deferred_phi(self, s: Reduce) -> bool:
         return any(c.next == s.out and c.phi.id in self.s.deferred for x in self.loops for c in x.loop.carries)

@@ -19,6 +19,9 @@ class LoopState:
         self.edges = False
         self.full: tuple[str, str] = ("", "")
         self.tiles: dict[int, str] = {}
+        self.limits: list[Affine] = []  # ends of axes that only tiles at the edge run into
+        self.outside: set[str] = set()  # variables that were there before the loop
+        self.state: set[str] = set()  # variables of carried state
 
 
 class Registers(KernelText):
@@ -31,6 +34,16 @@ class Registers(KernelText):
         self.bases: dict[Group, str] = {}
         self.declared: list[str] = []
         self.masked: dict[str, tuple[float, set[str]]] = {}  # variable → what its missing elements along some axes are
+
+    def own(self, v: Value, name: str, layout: Layout) -> str:
+        """The variable of a value, if it may be overwritten: nothing else reads it, here or in other iterations.  Else a copy."""
+        if len(self.readers.get(v.id, ())) <= 1 and not (self.loops and name in self.loops[-1].outside):
+            self.masked.pop(name, None)
+            return name
+        copy = self.variable(v)
+        self.t(f"{self.ctype(v)} {copy}{self.shape(layout)};")
+        self.t(f"assign({copy}, {name});")
+        return copy
 
     def warps_text(self) -> None:
         """Declare the warp's place among rows and columns."""
@@ -128,6 +141,11 @@ class Registers(KernelText):
         """The variable that holds a value in a layout."""
         if v.id in self.consts:
             return constant(self.consts[v.id], self.compute)
+        if v.id in self.inline and (v.id, layout) not in self.env:  # positions and masks are worked out where they are used
+            name = self.env[v.id, layout] = self.variable(v)
+            self.t(f"{self.ctype(v)} {name}{self.shape(layout)};")
+            with self.over(layout) as f:
+                self.t(f"{name}{self.at(layout)} = {f.expression(v)};")
         return self.env[v.id, layout]
 
     def exists(self, frame: Frame, axes: Iterable[str], layout: Layout) -> list[str]:

@@ -3,8 +3,10 @@ tensor cores.  `planner.plan` decides, fragments.py prints."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ...terms import Affine
 from ..tile import (
     Carry,
     Contract,
@@ -106,6 +108,12 @@ class Schedule:
     @property
     def threads(self) -> int:
         return self.warps * self.arch.warp
+
+
+def missing_limits(p: TileProgram, reduced: Iterable[str], axes: Iterable[str]) -> list[Affine]:
+    """Conditions for elements to exist that may fail along reduced axes, for a value with these axes."""
+    reduced = set(reduced)
+    return [p.limits[a] for a in sorted(set(axes)) if a in p.limits and set(p.limits[a].axes) & reduced]
 
 
 def slots_of(side: str, arch: Arch) -> int:

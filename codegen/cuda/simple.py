@@ -17,7 +17,7 @@ from ..tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, 
 from .arch import Arch
 from .kernel import Function, KernelText, Parameter, Place
 from .layout import Unsupported
-from .schedule import Precision
+from .schedule import Precision, missing_limits
 from .text import C_TYPES, Names, Text, apply, constant
 
 OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
@@ -196,7 +196,7 @@ class SimpleText(KernelText):
             known, index = dict(at.known), dict(at.index)
             with self.t.block(f"for (int n = {start}; n < {terms}; {advance})"):
                 at.split("n", inner)
-                conditions = [at.holds(self.p.limits[a]) for a in s.axes if a in self.p.limits]
+                conditions = [at.holds(x) for x in missing_limits(self.p, s.axes, (a for v in args for a in v.axes))]
                 if conditions:
                     self.t(f"if (!({' && '.join(conditions)})) continue;")
                 values = [at.value(v) for v in args]
@@ -239,7 +239,9 @@ class SimpleText(KernelText):
         self.start[a] = name if tile == 1 else self.first_of(name)
         with t.block(f"for (int {tile_var} = {first}; {tile_var} < {end}; ++{tile_var})"):
             t(f"const {self.width[a]} {self.start[a]} = {tile_var} * {tile};")
+            self.open.append(a)
             self.statements(s.body)
+            self.open.pop()
             # all new state has been worked out: it takes the old one's place
             for c in s.carries:
                 with self.each(self.live(c.phi.axes)) as at:

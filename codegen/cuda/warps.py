@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ...terms import REDUCTIONS
 from ..tile import (
+    Const,
     Contract,
     Loop,
     Map,
+    Mask,
     Reduce,
     Stmt,
     Store,
@@ -16,9 +19,8 @@ from ..tile import (
     walk,
 )
 from .facts import Facts
-from .layout import Unsupported
 from .rewrite import highest_id, rebuild, with_axis
-from .schedule import mergeable
+from .schedule import mergeable, missing_limits
 
 UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
 
@@ -60,6 +62,7 @@ class Warps(Facts):
         self.index()
         self.matrices = {s.out.id: s for s in walk(self.p.body) if isinstance(s, Contract)}
         if any(isinstance(s, Reduce) and not self.live(s.axes) for s in walk(self.p.body)):
+            self.fresh = fresh
             self.p = replace(self.p, body=rebuild(self.p.body, self.trivial_reduce))
             self.index()
 
@@ -67,11 +70,21 @@ class Warps(Facts):
         """A reduction over axes of which the block sees one position."""
         if not isinstance(s, Reduce) or self.live(s.axes):
             return [s]
-        zero = self.limited(s.axes)
-        if zero:
-            raise Unsupported("a ragged axis with tile 1 is reduced")
         fn = {"+": "add", "*": "mul", "max": "max", "min": "min"}[s.op]
-        return [Map(s.out, fn, (s.acc, s.arg) if s.acc else (s.arg,), s.role)]
+        limits = tuple(missing_limits(self.p, s.axes, s.arg.axes))
+        if not limits:
+            return [Map(s.out, fn, (s.acc, s.arg) if s.acc else (s.arg,), s.role)]
+        n = self.fresh
+        self.fresh += 3
+        where = tuple(sorted({a for x in limits for a in x.axes}))
+        exists, identity = Value(n + 1, where, True), Value(n + 2, ())
+        chosen = Value(n + 3, tuple(sorted({*s.arg.axes, *where})))
+        return [
+            Mask(exists, limits),
+            Const(identity, REDUCTIONS[s.op]),
+            Map(chosen, "where", (exists, s.arg, identity)),
+            Map(s.out, fn, (s.acc, chosen) if s.acc else (chosen,), s.role),
+        ]
 
     def choose_warps(self) -> None:
         p, arch = self.p, self.arch
