@@ -37,9 +37,9 @@ class Limits:
     candidates  plans reported
     """
 
-    statements: int = 12000
+    statements: int = 8000
     bodies: int = 12
-    sets: int = 250
+    sets: int = 150
     candidates: int = 12
 
 
