@@ -57,7 +57,7 @@ class Roofline:
 
     def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         products = [W.Product.of(s) for s in walk(program.body) if isinstance(s, Contract)]
-        beside = {a for p in products if bool(p.rows) != bool(p.cols) for a in p.batch}  # one vector each: no tile of several
+        lone = {a for p in products if bool(p.rows) != bool(p.cols) for a in p.batch}  # one vector each: no tile of several
         products = [p for p in products if p.rows and p.cols]
         kept = {a for p in products for a in (*p.rows, *p.cols)}
         summed = {a for p in products for a in p.inner}
@@ -73,7 +73,7 @@ class Roofline:
             elif a in summed or (products and x.role == "loop"):
                 beside = min((_whole(program, extents, p.inner, a) for p in products if a in p.inner), default=1)
                 sizes = tuple(t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if 16 <= t * beside <= 256)
-            elif x.role == "grid" and (products or a in beside):
+            elif x.role == "grid" and (products or a in lone):
                 sizes = (1,)
             elif x.role == "loop":
                 sizes = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -95,7 +95,8 @@ class Reductions(Copies):
         """The variable with the elements that do not exist along these axes set to a value that does not count (in place where that
         is harmless: nothing else may look at such elements)."""
         padded = [g for g in layout if g and set(g.axes) & axes and g.padded > g.size]
-        always, at_edge = [], []
+        always: list[Affine] = []
+        at_edge: list[Affine] = []
         for limit in missing_limits(self.p, axes, v.axes):
             edge = bool(self.loops) and self.loops[-1].edges and limit in self.loops[-1].limits
             (at_edge if edge else always).append(limit)
