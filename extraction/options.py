@@ -48,6 +48,12 @@ class Option:
     renamed: int = 0
 
 
+def work_of(e: T.Term) -> tuple[float, float]:
+    """(plain operations, special functions) of a coefficient on one element."""
+    special = sum(1.0 for t in T.postorder([e]) if t.op in ("un", "bi") and t.attr in SPECIAL)
+    return 1.0, special
+
+
 class Options:
     """Options of all classes of a region under one view of the axes: `split` names the axis that is seen as two parts, if any.
 
@@ -241,7 +247,8 @@ class Options:
                     items |= self.item(("absorb", axis, x), axes | k, ops=self.count(axes | k))
                     continue
                 n_weights = self.count(over)
-                items |= self.item(("weight", axis, own, str(e)), over, ops=n_weights, special=n_weights)
+                ops, special = work_of(e)
+                items |= self.item(("weight", axis, own, str(e)), over, ops=ops * n_weights, special=special * n_weights)
                 key = ("absorb", axis, own, x, str(e))
                 items |= self.product(key, [over, axes], k) if axes & ~over else self.item(key, over, ops=n_weights)
         yield Option("node", n, tuple(dict.fromkeys(children)), items, reduced=k)

@@ -188,7 +188,9 @@ class Search:
     def _extend(self, best: _Plans, kernels: list[Scored], after: _Plans, top: bool) -> None:
         """Take these kernels (one body under several roles) after that plan where this is the best so far."""
         for k in kernels:
-            total = k.seconds + after.seconds
+            # what this kernel stores must not have been stored before it
+            twice = [any(r in e.roots for e in earlier for r in k.roots) for earlier in after.kernels]
+            total = np.where(twice, math.inf, k.seconds + after.seconds)
             for i in range(len(best.seconds)):
                 if total[i] < best.seconds[i] * (1 - 1e-9):
                     best.seconds[i], best.kernels[i] = total[i], (*after.kernels[i], k)

@@ -1,0 +1,493 @@
+"""Extraction: legality, plans that are well formed and right, exhaustive search on small graphs, names, layers, limits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from eqsat_neptune.codegen.check import check
+from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.cost_models import CostModel, Cpu, model_for
+from eqsat_neptune.cost_models.host import HostModel
+from eqsat_neptune.cost_models.machines import H200
+from eqsat_neptune.cost_models.roofline import Roofline
+from eqsat_neptune.extraction import kernels as K
+from eqsat_neptune.extraction.bodies import Bodies, State
+from eqsat_neptune.extraction.build import Builder
+from eqsat_neptune.extraction.classes import Classes
+from eqsat_neptune.extraction.extract import Extraction, extract
+from eqsat_neptune.extraction.legality import legal_nodes, usable
+from eqsat_neptune.extraction.plan import Plan
+from eqsat_neptune.extraction.prices import bits
+from eqsat_neptune.extraction.region import Region, canonical
+from eqsat_neptune.extraction.regions import forced_cuts, regions
+from eqsat_neptune.extraction.search import Limits, Search
+
+import eqsat_neptune as en
+from eqsat_neptune import egraph, xp
+from eqsat_neptune.errors import PlanError
+from eqsat_neptune.graph import Graph, Node
+from eqsat_neptune.program import DTYPES, Program
+from eqsat_neptune.programs import CASES, transformer_layers
+from eqsat_neptune.runtime.cpu import CpuRunner
+from eqsat_neptune.terms import Term, base, postorder
+
+GPU = "cuda:sm_90a"
+
+
+class Eager(Roofline):
+    """A GPU on which launches cost nothing and rooms are tiny, so that small programs fall apart into many kernels."""
+
+    def __init__(self, **changes: Any):
+        super().__init__(replace(H200, launch=1e-9, block=1e-9, step=1e-9, latency=1e-9, sms=64, **changes))
+
+    def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:
+        return ("loop", "whole")
+
+    def splits(self, extent: int) -> tuple[int, ...]:
+        return (2, 3) if extent >= 16 else ()
+
+    def tiles(self, program: Any, extents: Any) -> dict[str, tuple[int, ...]]:
+        return {
+            a: (max(extents[a], 1),) if x.role == "whole" else tuple(t for t in (1, 2, 4, 8, 16) if t <= max(extents[a], 1))
+            for a, x in program.axes.items()
+        }
+
+
+class ManyCores(HostModel):
+    """A host whose calls cost nothing and whose blocks hold next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Cpu("many cores", 8, launch=1e-9, block=1e-9, call=1e-9, memory_block=3e3))
+
+    roles = Eager.roles
+    splits = Eager.splits
+    tiles = Eager.tiles
+
+
+# ------------------------------------------------------------------------------------------------------------ helpers
+
+
+@cache
+def saturated(name: str, size: str = "full", dtype: str | None = None, least: int = 512, **extents: int) -> tuple[Graph, Program]:
+    case = CASES[name]
+    program = en.trace(case.function(size), *case.specs(size, dtype, **extents))
+    summed = dict.fromkeys(t.attr[1] for t in postorder(o.term for o in program.outputs) if t.op == "red")  # type: ignore[index]
+    return egraph.saturate(program, splittable=[a for a in summed if program.axes[a] >= least]).graph, program
+
+
+@cache
+def extraction(name: str, target: str = GPU, **options: Any) -> Extraction:
+    return extract(*saturated(name, **options), model_for(target))
+
+
+def graph_of(fn: Callable[..., Any], *specs: en.TensorSpec) -> tuple[Graph, Program]:
+    program = en.trace(fn, *specs)
+    return egraph.saturate(program).graph, program
+
+
+def well_formed(plan: Plan, program: Program) -> None:
+    """Every kernel lowers to a checked tile program; what is read was written before; every output is written once."""
+    written = {i.name for i in program.inputs}
+    for k in plan.kernels:
+        p = check(lower(k, plan.buffers, plan.compute_dtype))
+        assert {b.name for b in p.reads} <= written, f"{k.name} reads what nobody has written"
+        stores = [s.buffer for s in k.stores]
+        assert len(stores) == len(set(stores)) and not written & set(stores)
+        written |= set(stores)
+        assert k.cost is not None and k.cost.seconds > 0 and k.cost.bound in k.cost.parts
+        for a, x in k.axes.items():
+            assert x.role in ("grid", "loop", "whole") and 1 <= x.tile <= max(x.extent, 1)
+            assert x.role != "whole" or x.tile == x.extent
+            assert not a.endswith(".i") or x.extent % x.tile == 0
+    assert {f"out{i}" for i in range(len(program.outputs))} <= written
+    for b in plan.buffers.values():
+        assert b.kind != "temp" or (len(b.axes) == len(b.shape) and b.dtype in DTYPES)
+
+
+def close(plan: Plan, program: Program, arrays: list[np.ndarray], tolerance: float = 2e-6) -> None:
+    got = CpuRunner(program, plan)(arrays, None)
+    want = en.evaluate(program, *arrays)
+    for g, w in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+        assert np.linalg.norm(np.asarray(g, float) - w) <= tolerance * max(np.linalg.norm(w), 1e-30)
+
+
+def inside(plan: Plan) -> Iterator[Term]:
+    return postorder(s.term for k in plan.kernels for s in k.stores)
+
+
+def temps(plan: Plan) -> list[int]:
+    return [b.size for b in plan.buffers.values() if b.kind == "temp"]
+
+
+# ------------------------------------------------------------------------------------------------ plans that are right
+
+FAST = ["decode_softcap", "lora", "ntrans", "rope_attention", "attention_dkv", "rmsnorm_quantize", "top2_gating"]
+SLOW = [
+    "prefill_causal", "decode_gqa", "qknorm", "rmsnorm_linear", "layernorm_linear", "attention_dq", "attention_backward", "layers1",
+    "layers2", "cross_entropy", "swiglu_linear", "performer", "retention", "sink_attention", "kmeans_assign", "decision_trees",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.parametrize(
+    "model", [Eager(), Eager(shared_block=3000, shared_sm=3000, registers=4096), ManyCores()], ids=["gpu", "tiny", "cpu"]
+)
+def test_plans_of_many_kernels_are_right(name: str, model: CostModel) -> None:
+    """The chosen plan and every one that lost, on machines that make small programs fall apart: split, several outputs, streamed rows."""
+    graph, program = saturated(name, "small", least=16)
+    found = extract(graph, program, model)
+    arrays = CASES[name].inputs("small", np.random.default_rng(3))
+    for plan in (found.plan, *(c.plan for c in found.candidates[:4])):
+        well_formed(plan, program)
+        close(plan, program, arrays)
+
+
+@pytest.mark.parametrize(
+    "name", ["prefill_global", "decode_causal", "attention_dq", "layers1", "rmsnorm_diamond", "kmeans_assign"]
+)
+@pytest.mark.parametrize("target", [GPU, "cpu"])
+def test_full_size_plans_are_well_formed(name: str, target: str) -> None:
+    found = extraction(name, target)
+    well_formed(found.plan, saturated(name)[1])
+    assert found.plan.cost.seconds > 0 and len(found.form) == len(saturated(name)[1].outputs)
+
+
+def test_candidates_are_sorted_and_have_plans() -> None:
+    found = extraction("attention_dkv")
+    times = [c.seconds for c in found.candidates]
+    assert times and times == sorted(times)
+    for c in found.candidates:
+        well_formed(c.plan, saturated("attention_dkv")[1])
+        assert c.kernels == len(c.plan.kernels) and c.form and math.isclose(c.seconds, c.plan.cost.seconds, rel_tol=1e-6)
+
+
+def test_chosen_nodes_are_those_of_the_graph() -> None:
+    found, (graph, _) = extraction("prefill_causal"), saturated("prefill_causal")
+    assert found.chosen and all(n in graph.nodes[c] for c, n in found.chosen.items())
+
+
+# ------------------------------------------------------------------------------------------------ unusual programs
+
+S = en.TensorSpec
+
+
+@pytest.mark.parametrize("model", [Eager(), ManyCores(), model_for("cpu")], ids=["gpu", "many", "cpu"])
+@pytest.mark.parametrize(
+    "fn, shapes",
+    [
+        (lambda x: x, [(3, 4)]),
+        (lambda x: (x, x), [(3, 4)]),
+        (lambda x: xp.flip(x, axis=-1), [(3, 4)]),
+        (lambda x: (xp.sum(x, axis=-1), xp.sum(x, axis=-1) + 1), [(5, 7)]),
+        (lambda x: xp.sum(x), [(5, 7)]),
+        (lambda x: xp.zeros((2, 3)) + 1, [(1,)]),
+        (lambda x: xp.sum(x, axis=0), [(0, 4)]),
+        (lambda x: (lambda s: s + xp.permute_dims(s, (1, 0)))(x @ x.mT), [(5, 7)]),
+        (lambda x: (lambda s: s[:, :3] * s[:, 2:])(xp.exp(x) @ x.mT), [(5, 4)]),
+        (lambda x, y: xp.broadcast_to(xp.max(x @ y, axis=-1, keepdims=True), (6, 5)), [(6, 3), (3, 4)]),
+    ],
+    ids=["input", "twice", "flipped", "shared", "scalar", "constant", "empty", "transposed", "sliced", "broadcast"],
+)
+def test_unusual_outputs(fn: Callable[..., Any], shapes: list[tuple[int, ...]], model: CostModel) -> None:
+    graph, program = graph_of(fn, *(S(s, "float32") for s in shapes))
+    found = extract(graph, program, model)
+    rng = np.random.default_rng(0)
+    well_formed(found.plan, program)
+    close(found.plan, program, [rng.standard_normal(s).astype(np.float32) for s in shapes])
+
+
+# ------------------------------------------------------------------------------------------------ exhaustive search
+
+
+def every_body(b: Bodies, root: int, most: int = 4000) -> list[State]:
+    """Every acyclic choice of an option for each class that the root needs, cutting wherever a class may be stored."""
+    out: list[State] = []
+
+    def go(todo: tuple[int, ...], chosen: dict[int, int | None]) -> None:
+        todo = tuple(c for c in todo if c not in chosen)
+        if not todo:
+            if not cyclic(chosen):
+                out.append(state(chosen))
+                assert len(out) < most
+            return
+        c, rest = todo[0], todo[1:]
+        if c != root and b.r.cut[c] and b.r.stored(c) is None:
+            go(rest, chosen | {c: None})
+        for i, o in enumerate(b.options[c]):
+            go(rest + o.children, chosen | {c: i})
+
+    def kids(c: int, chosen: dict[int, int | None]) -> tuple[int, ...]:
+        i = chosen[c]
+        return () if i is None else b.options[c][i].children
+
+    def cyclic(chosen: dict[int, int | None]) -> bool:
+        done: set[int] = set()
+
+        def visit(c: int, open_: frozenset[int]) -> bool:
+            if c in open_:
+                return True
+            if c in done:
+                return False
+            bad = any(visit(x, open_ | {c}) for x in kids(c, chosen))
+            done.add(c)
+            return bad
+
+        return visit(root, frozenset())
+
+    def state(chosen: dict[int, int | None]) -> State:
+        s = State(0.0, 0, 0, 0, 0, 0, 1.0, (0.0,) * 4)
+        for c, i in chosen.items():
+            s.classes |= 1 << c
+            s.chosen |= 1 << (b.offset[c] + (len(b.options[c]) if i is None else i))
+            if i is None:
+                s.leaves |= 1 << c
+            elif b.options[c][i].leaf >= 0:
+                s.leaves |= 1 << b.options[c][i].leaf
+        return s
+
+    go((root,), {})
+    return out
+
+
+def exhaustive(region: Region, model: CostModel) -> float:
+    """Cheapest plan of a region without splits, over all bodies, cuts, roles and tiles, one root a kernel."""
+    search = Search(region, model, Limits())
+    bodies = search._view(None)
+    best: dict[int, dict[frozenset[int], float]] = {}
+
+    def kernels(c: int) -> dict[frozenset[int], float]:
+        if c not in best:
+            best[c] = {}
+            for s in every_body(bodies, c):
+                leaves = frozenset(bits(s.leaves))
+                for k in search.pricer.price((c,), bodies, s, None):
+                    best[c][leaves] = min(best[c].get(leaves, math.inf), float(k.seconds.min()))
+        return best[c]
+
+    memo: dict[frozenset[int], float] = {frozenset(): 0.0}
+
+    def solve(wanted: frozenset[int], open_: frozenset[frozenset[int]]) -> float:
+        if wanted not in memo:
+            if wanted in open_:
+                return math.inf
+            last = max(wanted, key=lambda c: region.rank[c])
+            rows = [(t, (wanted - {last}) | leaves) for leaves, t in kernels(last).items() if last not in leaves]
+            memo[wanted] = min((t + solve(rest, open_ | {wanted}) for t, rest in rows), default=math.inf)
+        return memo[wanted]
+
+    return solve(frozenset(region.roots), frozenset())
+
+
+def regions_of(graph: Graph, program: Program, model: CostModel) -> list[Region]:
+    cl = Classes(graph, program, legal_nodes(graph, program.compute_dtype, None))
+    build = Builder(cl, model)
+    out = []
+    for cone in regions(cl, forced_cuts(cl, model)):
+        out.append(canonical(cl, cone, build.stored)[0])
+    return out
+
+
+@pytest.mark.parametrize("model", [model_for(GPU), model_for("cpu")], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "name, extents",
+    [
+        ("softmax", {}), ("log_softmax", {}), ("logsumexp", {}), ("variance", {}), ("l2_normalize", {}), ("lora", {}), ("gated_mlp", {}),
+        ("gated_mlp", {"n": 512}), ("matmul_chain", {}), ("rmsnorm_linear", {}), ("rmsnorm_linear", {"b": 512}), ("swiglu_linear", {}),
+        ("kernel_sum", {}), pytest.param("gqa_plain", {}, marks=pytest.mark.slow),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "-".join(map(str, v.values())),
+)  # fmt: skip
+def test_search_finds_what_exhaustive_search_finds(name: str, extents: dict[str, int], model: CostModel) -> None:
+    graph, program = saturated(name, least=1 << 30, **extents)
+    for region in regions_of(graph, program, model):
+        found = Search(region, model, Limits()).run()
+        assert found is not None
+        cheapest = min(c.seconds for c in (found.best, *found.others))
+        assert cheapest <= 1.01 * exhaustive(region, model)
+
+
+# ------------------------------------------------------------------------------------------------------------ legality
+
+
+def one(f: str, lo: float, hi: float, why: str = "rule") -> tuple[Graph, bool]:
+    """A graph of f(x) with these bounds of x, and whether the node is legal."""
+    nodes = {0: [Node("input", ("x", ()))], 1: [Node("un", f, (0,), why)]}
+    g = Graph(nodes, {0: frozenset(), 1: frozenset()}, {0: lo}, {0: hi}, {}, {}, (1,), {})
+    return g, 1 in legal_nodes(g, "float32", None)
+
+
+def test_exp_needs_a_bound_unless_it_is_the_source() -> None:
+    assert not one("exp", -math.inf, math.inf)[1] and not one("exp", -math.inf, 100.0)[1]
+    assert one("exp", -math.inf, 0.0)[1] and one("exp", -50.0, 50.0)[1]
+    assert one("exp", -math.inf, math.inf, why="source")[1]
+    assert one("exp2", 0.0, 115.0)[1] and not one("exp2", 0.0, 130.0)[1]
+
+
+def test_quotients_stay_away_from_zero() -> None:
+    for f in ("recip", "log", "rsqrt"):
+        assert one(f, 1e-6, math.inf)[1] and not one(f, 0.0, math.inf)[1] and not one(f, -math.inf, math.inf)[1]
+    assert one("recip", -5.0, -1.0)[1] and not one("log", -5.0, -1.0)[1]
+
+
+def test_fast_numerics_relax() -> None:
+    g, _ = one("exp", -math.inf, math.inf)
+    assert legal_nodes(g, "float32", None, "fast")[1]
+
+
+def test_no_legal_form_is_an_error() -> None:
+    g, _ = one("exp", -math.inf, math.inf)
+    program = en.trace(lambda x: xp.exp(x), S((), "float32"))
+    with pytest.raises(PlanError, match=r"no legal form of output 0.*fast"):
+        extract(g, program, model_for("cpu"))
+
+
+def test_unusable_nodes_go() -> None:
+    nodes = {
+        0: [Node("input", ("x", ()))],
+        1: [Node("un", "exp", (2,)), Node("un", "neg", (0,))],
+        2: [Node("un", "exp", (3,))],
+        3: [],
+    }
+    assert usable(nodes, (1,)) == {0: nodes[0], 1: nodes[1][1:]}  # type: ignore[arg-type]
+
+
+def test_bounds_follow_the_type_of_the_operand() -> None:
+    """exp of a score bounded by ±50 fits bfloat16, not float16: there a running maximum stays."""
+
+    def pivots(dtype: str) -> int:
+        graph, program = saturated("prefill_softcap", dtype=dtype)
+        return sum(t.op == "fold" for t in inside(extract(graph, program, model_for(GPU)).plan))
+
+    assert pivots("bfloat16") == 0 and pivots("float16") > 0
+
+
+# ------------------------------------------------------------------------------------------------------ types in memory
+
+
+def test_types_of_intermediates() -> None:
+    """16 bits for what feeds products; partial states and positions keep float32."""
+    decode = extraction("decode_gqa", n=65536)
+    assert {b.dtype for b in decode.plan.buffers.values() if b.kind == "temp"} == {"float32"}
+    layers = extraction("layers1")
+    assert {b.dtype for b in layers.plan.buffers.values() if b.kind == "temp"} == {"bfloat16"}
+    cl = Classes(*saturated("kmeans_assign"), legal_nodes(saturated("kmeans_assign")[0], "float32", None))
+    assert {cl.dtype(c) for c in cl._positions if c not in cl.outputs} <= {"float32"}
+
+
+# ------------------------------------------------------------------------------------------------ names, determinism
+
+
+def test_names_change_nothing_but_names() -> None:
+    case = CASES["attention_dkv"]
+    program = en.trace(case.function("full"), *case.specs("full"))
+    other = program.renamed(
+        {a: f"z{len(program.axes) - i}" for i, a in enumerate(program.axes)}, {i.name: f"in_{i.name}" for i in program.inputs}
+    )
+    plans = [extract(egraph.saturate(p).graph, p, model_for(GPU)).plan for p in (program, other)]
+    shapes = [
+        [(k.cost and k.cost.seconds, [(x.role, x.extent, x.tile) for x in k.axes.values()], k.choices) for k in p.kernels]
+        for p in plans
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_same_plan_in_every_process() -> None:
+    code = (
+        "import eqsat_neptune as en; from eqsat_neptune import egraph; from eqsat_neptune.programs import CASES;"
+        "from eqsat_neptune.extraction.extract import extract; from eqsat_neptune.cost_models import model_for;"
+        "c = CASES['rmsnorm_diamond']; p = en.trace(c.function(), *c.specs());"
+        "x = extract(egraph.saturate(p).graph, p, model_for('cuda:sm_80')); print(x.plan, [str(c.plan) for c in x.candidates])"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)}, capture_output=True, check=True
+        ).stdout
+        for seed in (1, 2)
+    ]
+    assert runs[0] == runs[1] and b"k0" in runs[0]
+
+
+# ------------------------------------------------------------------------------------------------------ growth, limits
+
+
+def layers(n: int) -> tuple[Graph, Program]:
+    weights = (S((1024, 1024), "bfloat16"),) * 4 + (S((1024, 4096), "bfloat16"), S((4096, 1024), "bfloat16"))
+    return graph_of(transformer_layers(n, 8), S((2048, 1024), "bfloat16"), *weights * n)
+
+
+def test_each_structure_is_searched_once() -> None:
+    three, four, six = (extract(*layers(n), model_for(GPU)) for n in (3, 4, 6))
+    assert six.stats["regions"] == 2 * three.stats["regions"] > 10
+    assert six.stats["searched"] == four.stats["searched"] and six.stats["lowerings"] == four.stats["lowerings"]
+    count = [len(x.plan.kernels) for x in (three, four, six)]
+    seconds = [x.plan.cost.seconds for x in (three, four, six)]
+    assert count[2] - count[1] == 2 * (count[1] - count[0])
+    assert math.isclose(seconds[2] - seconds[1], 2 * (seconds[1] - seconds[0]))
+
+
+@pytest.mark.parametrize("limits", [Limits(statements=1, bodies=1, sets=1), Limits(statements=300, bodies=2, sets=5)])
+@pytest.mark.parametrize("name", ["prefill_causal", "attention_dkv", "layers1", "rmsnorm_diamond"])
+def test_any_limit_leaves_a_plan(name: str, limits: Limits) -> None:
+    graph, program = saturated(name, "small", least=16)
+    found = extract(graph, program, model_for("cpu"), limits=limits)
+    well_formed(found.plan, program)
+    close(found.plan, program, CASES[name].inputs("small", np.random.default_rng(5)))
+
+
+def test_progress_is_told() -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    extract(*saturated("layers1"), model_for(GPU), progress=lambda *x: seen.append(x))
+    assert seen and all(stage == "search" and 0 <= done < total for stage, done, total in seen)  # type: ignore[operator]
+
+
+# ------------------------------------------------------------------------------------------------ shapes of plans
+
+
+def test_shared_work_is_done_once() -> None:
+    """Gradients of keys and values come out of one kernel that computes the scores once."""
+    plan = extraction("attention_dkv").plan
+    last = next(k for k in plan.kernels if any(s.buffer == "out0" for s in k.stores))
+    assert any(s.buffer == "out1" for s in last.stores) or len(plan.kernels) <= 3
+
+
+def test_layernorm_before_a_product() -> None:
+    """One kernel when rows are few; a kernel of its own when they are many."""
+    assert len(extraction("layernorm_linear", n=16).plan.kernels) == 1
+    assert len(extraction("layernorm_linear", n=4096).plan.kernels) == 2
+
+
+def test_no_matrix_of_weights_in_memory() -> None:
+    h, n = (CASES["linear_attention"].full[x] for x in "hn")
+    assert all(size < h * n * n / 4 for size in temps(extraction("linear_attention").plan))
+
+
+def test_number_of_parts_fills_the_machine() -> None:
+    for n in (8192, 65536):
+        plan = extraction("decode_gqa", n=n).plan
+        first = plan.kernels[0]
+        blocks = math.prod(x.trips for x in first.axes.values() if x.role == "grid")
+        assert len(plan.kernels) == 2 and H200.sms <= blocks <= 4 * H200.sms, first
+        part = next(a for a in first.axes if a.endswith(".o"))
+        assert first.extents[part] * first.extents[base(part) + ".i"] >= n
+
+
+def test_masks_skip_tiles() -> None:
+    whole, half = (extraction(x).plan.cost.seconds for x in ("prefill_global", "prefill_causal"))
+    assert half < 0.7 * whole
+
+
+def test_split_blocks_are_multiples_of_their_tiles() -> None:
+    for extent, counts in itertools.product((1000, 4097, 65536), ((2, 3, 8, 24, 64),)):
+        s = K.Split.of("k", extent, counts)
+        assert s is not None and (s.parts * s.block >= extent).all() and ((s.parts - 1) * s.block < extent).all()
+        assert (s.block % 16 == 0).all()
