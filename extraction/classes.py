@@ -12,7 +12,10 @@ from ..graph import Graph, Node
 from ..program import DTYPES, Output, Program
 
 HALF = ("bfloat16", "float16")
-AMPLIFIES = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "pow"})
+# functions that make much of a little rounding: steep ones, and those that jump
+AMPLIFIES = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "pow"}) | frozenset(
+    {"eq", "ne", "lt", "le", "sign", "floor", "ceil", "round", "trunc", "floordiv", "mod"}
+)
 FLOAT16_MAX = 60000.0
 ELEMENTWISE = frozenset({"add", "mul", "un", "bi", "where"})
 
@@ -162,7 +165,7 @@ class Classes:
 
     @cached_property
     def _amplified(self) -> frozenset[int]:
-        """Source classes that reach an exp or log through elementwise operations and extrema alone."""
+        """Source classes that reach an exp, a log or a jump through elementwise operations and extrema alone."""
         out: set[int] = set()
         for c in reversed(self.source_order):
             n = self.source[c]
