@@ -532,3 +532,15 @@ def test_compiles(arch: str) -> None:
     for job in jobs:
         compiled = compile_cuda(emit(job.programs, job.buffers, cuda_arch(arch)).text, arch)
         assert len(compiled.kernels) == len(job.programs)
+
+
+# ------------------------------------------------------------------ random kernels
+
+
+@needs_compiler
+@pytest.mark.parametrize("mode,first,count", [("tensor", 0, 12), *(pytest.param(m, 100, 80, marks=pytest.mark.slow) for m in ("tensor", "float64", "simple"))])
+def test_random_kernels(mode: str, first: int, count: int) -> None:
+    from cuda_fuzz import check
+
+    for start in range(first, first + count, 12):
+        assert not check(range(start, min(start + 12, first + count)), mode)
