@@ -84,6 +84,11 @@ class CostModel(Protocol):
         ...
 
     @property
+    def intermediate(self) -> float:
+        """Bytes that one intermediate may take in memory."""
+        ...
+
+    @property
     def tensor_dtypes(self) -> frozenset[str]:
         """16-bit dtypes whose products run on matrix units; operands computed in a kernel are rounded to one of them."""
         ...

@@ -20,6 +20,7 @@ FUNCTIONS = {
 }  # fmt: skip
 # seconds per element to and from the compute dtype
 CONVERT = {"bfloat16": 0.6e-9, "float16": 3e-9, "float8_e4m3fn": 1e-9, "float8_e5m2": 1e-9}
+FRESH = 0.2e-9  # seconds per byte of an intermediate: its pages are touched for the first time
 SERIAL = 0.4  # share of a call's fixed cost that holds the interpreter lock
 
 
@@ -36,6 +37,10 @@ class HostModel:
     @property
     def workers(self) -> int:
         return self.machine.cores
+
+    @property
+    def intermediate(self) -> float:
+        return self.machine.memory / 8
 
     @property
     def tensor_dtypes(self) -> frozenset[str]:
@@ -91,7 +96,8 @@ class HostModel:
             elif isinstance(s, Store):
                 n = sizes.elements(tuple(sorted({a for ix in s.index for a in ix.axes if a in sizes.tile})))
                 calls = calls + runs
-                moved = moved + n * (CONVERT.get(dtype[s.buffer], 0.0) + DTYPES[dtype[s.buffer]] / m.far) * runs
+                fresh = FRESH if program.buffer(s.buffer).kind == "temp" else 0.0
+                moved = moved + n * (CONVERT.get(dtype[s.buffer], 0.0) + DTYPES[dtype[s.buffer]] * (1.0 / m.far + fresh)) * runs
             elif isinstance(s, Contract):
                 t, c = self._product(sizes, s, width)
                 product, calls = product + t * runs, calls + (c + (s.acc is not None)) * runs

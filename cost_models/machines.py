@@ -17,6 +17,7 @@ class Gpu:
     special      special-function results
     shared       bytes through shared memory
     l2, dram     bytes
+    memory       bytes of the device
     pull         bytes a second that one multiprocessor can pull from memory
     latency      of a load from memory, which bytes in flight must cover
     step         barrier and pipeline bubble of one iteration of a loop
@@ -28,6 +29,7 @@ class Gpu:
 
     name: str
     sms: int
+    memory: float
     tensor: float
     ops: float
     ops64: float
@@ -63,58 +65,60 @@ class Cpu:
     near, far    bytes a second of elementwise operations on data within that, and beyond
     dram         bytes a second of all cores together
     memory_block bytes that a block may hold at most
+    memory       bytes of the host, assumed
     """
 
     name: str
     cores: int
-    flops: float = 85e9
+    flops: float = 170e9
     call: float = 2.5e-6
-    element: float = 0.45e-9
-    near: float = 25e9
-    far: float = 8e9
-    cache: float = 1.2e6
-    dram: float = 20e9
+    element: float = 0.28e-9
+    near: float = 40e9
+    far: float = 16e9
+    cache: float = 1.5e6
+    dram: float = 25e9
     launch: float = 30e-6
     block: float = 10e-6
     memory_block: float = 8e6
+    memory: float = 8e9
 
 
 H200 = Gpu(
-    "H200", 132, tensor=560e12, ops=27e12, ops64=13e12, special=3.4e12, shared=27e12, l2=7.0e12, dram=4.27e12,
+    "H200", 132, memory=141e9, tensor=560e12, ops=27e12, ops64=13e12, special=3.4e12, shared=27e12, l2=7.0e12, dram=4.27e12,
     l2_bytes=50_000_000, shared_block=227 * 1024, shared_sm=228 * 1024,
 )  # fmt: skip
 B200 = Gpu(
-    "B200", 148, tensor=560e12, ops=36e12, ops64=18e12, special=4.5e12, shared=35e12, l2=10e12, dram=7.0e12,
+    "B200", 148, memory=180e9, tensor=560e12, ops=36e12, ops64=18e12, special=4.5e12, shared=35e12, l2=10e12, dram=7.0e12,
     l2_bytes=110_000_000, shared_block=227 * 1024, shared_sm=228 * 1024,
 )  # fmt: skip
 A100 = Gpu(
-    "A100", 108, tensor=270e12, ops=9.5e12, ops64=4.8e12, special=2.4e12, shared=19e12, l2=4.0e12, dram=1.75e12,
+    "A100", 108, memory=80e9, tensor=270e12, ops=9.5e12, ops64=4.8e12, special=2.4e12, shared=19e12, l2=4.0e12, dram=1.75e12,
     l2_bytes=36_000_000, shared_block=163 * 1024, shared_sm=164 * 1024, pull=32e9,
 )  # fmt: skip
 RTX3090 = Gpu(
-    "RTX 3090", 82, tensor=66e12, ops=16e12, ops64=0.28e12, special=2.2e12, shared=17e12, l2=2.5e12, dram=0.85e12,
+    "RTX 3090", 82, memory=24e9, tensor=66e12, ops=16e12, ops64=0.28e12, special=2.2e12, shared=17e12, l2=2.5e12, dram=0.85e12,
     l2_bytes=6_000_000, shared_block=99 * 1024, shared_sm=100 * 1024, threads_sm=1536, pull=25e9,
 )  # fmt: skip
 RTX4090 = Gpu(
-    "RTX 4090", 128, tensor=155e12, ops=38e12, ops64=0.64e12, special=5.0e12, shared=40e12, l2=4.5e12, dram=0.93e12,
+    "RTX 4090", 128, memory=24e9, tensor=155e12, ops=38e12, ops64=0.64e12, special=5.0e12, shared=40e12, l2=4.5e12, dram=0.93e12,
     l2_bytes=66_000_000, shared_block=99 * 1024, shared_sm=100 * 1024, threads_sm=1536, pull=25e9,
 )  # fmt: skip
 RTX5090 = Gpu(
-    "RTX 5090", 170, tensor=205e12, ops=50e12, ops64=0.8e12, special=6.5e12, shared=52e12, l2=6.0e12, dram=1.6e12,
+    "RTX 5090", 170, memory=32e9, tensor=205e12, ops=50e12, ops64=0.8e12, special=6.5e12, shared=52e12, l2=6.0e12, dram=1.6e12,
     l2_bytes=90_000_000, shared_block=99 * 1024, shared_sm=100 * 1024, threads_sm=1536, pull=30e9,
 )  # fmt: skip
 MI300X = Gpu(
-    "MI300X", 304, tensor=550e12, ops=40e12, ops64=20e12, special=10e12, shared=80e12, l2=10e12, dram=4.3e12,
+    "MI300X", 304, memory=192e9, tensor=550e12, ops=40e12, ops64=20e12, special=10e12, shared=80e12, l2=10e12, dram=4.3e12,
     l2_bytes=200_000_000, shared_block=64 * 1024, shared_sm=64 * 1024, registers=131072, registers_thread=256, warp=64,
     fragment=(16, 32, 32), stages=1, pull=40e9, latency=1.2e-6, launch=5e-6,
 )  # fmt: skip
 MI210 = Gpu(
-    "MI210", 104, tensor=130e12, ops=11e12, ops64=11e12, special=2.8e12, shared=22e12, l2=3.5e12, dram=1.3e12,
+    "MI210", 104, memory=64e9, tensor=130e12, ops=11e12, ops64=11e12, special=2.8e12, shared=22e12, l2=3.5e12, dram=1.3e12,
     l2_bytes=7_000_000, shared_block=64 * 1024, shared_sm=64 * 1024, registers=131072, registers_thread=256, warp=64,
     fragment=(16, 32, 32), stages=1, pull=30e9, latency=1.2e-6, launch=6e-6,
 )  # fmt: skip
 RX7900 = Gpu(  # 48 work-group processors
-    "RX 7900 XTX", 48, tensor=80e12, ops=25e12, ops64=0.9e12, special=3.5e12, shared=28e12, l2=3.5e12, dram=0.85e12,
+    "RX 7900 XTX", 48, memory=24e9, tensor=80e12, ops=25e12, ops64=0.9e12, special=3.5e12, shared=28e12, l2=3.5e12, dram=0.85e12,
     l2_bytes=90_000_000, shared_block=64 * 1024, shared_sm=128 * 1024, registers=196608, registers_thread=256, threads_sm=2048,
     fragment=(16, 32, 32), stages=1, pull=40e9, latency=1.0e-6, launch=6e-6,
 )  # fmt: skip

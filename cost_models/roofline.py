@@ -38,6 +38,10 @@ class Roofline:
         return self.machine.sms
 
     @property
+    def intermediate(self) -> float:
+        return self.machine.memory / 8
+
+    @property
     def tensor_dtypes(self) -> frozenset[str]:
         return frozenset(HALF) if self.machine.tensor else frozenset()
 

@@ -194,12 +194,14 @@ class Bodies(Options):
             for r in roots:
                 mine |= 1 << r
             top = max(self.r.rank[r] for r in roots)
+            each = WIDE if len(roots) <= 2 else max(WIDE // len(roots), 4)
             out: list[State] = []
             for i, r in enumerate(roots):
                 if r not in self._wide:
                     self._wide[r] = self._states(r, WIDE)
                 own = [s for s in self._wide[r] if not s.leaves & mine and all(self.r.rank[x] < top for x in bits(s.leaves))]
-                out = own if i == 0 else self.best([j for a in out for b in own if (j := self.join(a, b)) is not None], 2, WIDE)
+                joined = [j for a in out for b in own[:each] if (j := self.join(a, b)) is not None]
+                out = own if i == 0 else self.best(joined, 2, each)
             self._roots[roots] = [Body(s, self.bound(s, roots), self.guess(s, roots), frozenset(bits(s.leaves))) for s in out]
         return self._roots[roots]
 

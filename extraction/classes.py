@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,12 +26,14 @@ class Classes:
     """The usable part of a saturated e-graph, with what extraction derives from it.
 
     nodes     usable nodes of each class that the outputs need
+    room      bytes that one intermediate may take
     outputs   class → outputs of the program that it gives (number, output)
     """
 
     graph: Graph
     program: Program
     nodes: dict[int, list[Node]]
+    room: float = math.inf
     outputs: dict[int, list[tuple[int, Output]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,8 @@ class Classes:
                         out |= {
                             a for m in self.nodes[n.args[0]] if m.op == "mul" for a in m.args if a in known and self.graph.free[a]
                         }
-        return frozenset(c for c in out if not self.is_input(c) and not self.is_trivial(c)) | frozenset(self.outputs)
+        fits = {c for c in out if not self.is_input(c) and not self.is_trivial(c) and self.bytes(c) <= self.room}
+        return frozenset(fits) | frozenset(self.outputs)
 
     # ---- types in memory
     @cached_property

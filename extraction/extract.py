@@ -81,7 +81,7 @@ def extract(
     missing = [i for i, c in enumerate(graph.outputs) if c not in nodes]
     if missing:
         raise PlanError(f"no legal form of output {missing[0]} exists", 'numerics="fast" allows forms that may overflow')
-    classes = Classes(graph, program, nodes)
+    classes = Classes(graph, program, nodes, model.intermediate)
     build = Builder(classes, model)
     cones = regions(classes, forced_cuts(classes, model))
     found: dict[tuple, Found] = {}

@@ -146,9 +146,8 @@ def regions(cl: Classes, cuts: frozenset[int]) -> list[Cone]:
         for r in members:
             for c in inside[r]:
                 allowed |= bits[c] if cl.is_input(c) else 0
-                for a in cl.source[c].args:
-                    if a in cuts and a not in members:
-                        allowed |= bits[a]
+                for a in (c, *cl.source[c].args):
+                    allowed |= bits[a] if a in cuts else 0
         out.append(_cone(cl, tuple(members), cuts, bits, below, allowed))
     return out
 

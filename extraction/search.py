@@ -24,6 +24,7 @@ from .region import Region, axis_key
 NEAR = 1.15  # plans this close are beyond what a model can tell apart: the one with least intermediate memory is taken
 HOPEFUL = 0.6  # a guess may be this much too high: what it says is worse by more is not tried
 BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
+PAIRS = 3  # mates tried one by one
 TIE = 1e-3  # bodies with the same leaves whose scores differ by less do the same work
 
 
@@ -33,7 +34,7 @@ class Limits:
 
     statements  of tile programs lowered and priced (a chain of two products has about 40), over all bodies and roles
     bodies      bodies priced for one set of classes (half as many one step down, and so on)
-    sets        sets of classes looked at with more than one body
+    sets        sets of classes looked at with more than one body and in more than the plainest groups
     candidates  plans reported
     """
 
@@ -275,8 +276,9 @@ class Search:
         mates = tuple(sorted((c for c in wanted if c != last and self._mates(c, last)), key=lambda c: self.r.rank[c]))
         if len(mates) > 1:
             yield (last, *mates)
-        for m in mates:
-            yield (last, m)
+        if len(self._memo) <= self.limits.sets:
+            for m in mates[-PAIRS:]:
+                yield (last, m)
         yield (last,)
 
     def _mates(self, a: int, b: int) -> bool:
