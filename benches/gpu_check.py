@@ -1,7 +1,7 @@
 """Kernels with schedules given by hand, built here and checked and timed on a GPU in one go.
 
     python benches/gpu_check.py save DIR [--arch sm_90a] [--only TEXT]     # emits; needs no GPU
-    python benches/gpu_check.py run DIR [--only TEXT] [--out FILE]         # compiles in parallel, checks, times; needs PyTorch and CuPy
+    python benches/gpu_check.py run DIR [--only TEXT] [--out FILE]         # compiles in parallel, checks, times; needs PyTorch and PyCUDA
 
 It bypasses the search: each variant is a kernel in terms, axis roles, tiles and choices, so that one run compares many schedules
 of one program.  Every output is poisoned, checked against float64 (on sampled rows where the program is large), and timed with
@@ -95,37 +95,54 @@ class Rows:
         return f"{self.name} {self.m}x{self.n} rows {self.rows} warps {self.warps}" + (f" stream {self.stream}" if self.stream else "")
 
 
+@dataclass
+class Case:
+    """A program of eqsat_neptune.programs at its small size, as the search plans it; only checked."""
+
+    name: str
+    dtype: str
+    kind: str = "case"
+
+    @property
+    def label(self) -> str:
+        return f"case {self.name} {self.dtype}"
+
+
 def variants() -> list[Any]:
     out: list[Any] = []
     for n in (16384, 4096):
-        out += [Attention("global", 1, 32, 32, n, rows=(1, r), keys=k, warps=w) for r, k, w in ((128, 64, 4), (128, 64, 8), (128, 128, 8))]
-    out += [Attention("global", 1, 32, 32, 16384, rows=(1, 256), keys=64, warps=8), Attention("global", 1, 32, 32, 16384, rows=(1, 128), keys=32)]
-    out += [Attention("global", 1, 32, 32, 16384, rows=(1, 128), keys=64, stages=3), Attention("global", 1, 32, 32, 4097)]
+        out += [Attention("global", 1, 32, 32, n, rows=(1, r), keys=k, warps=w) for r, k, w in ((128, 64, 4), (256, 64, 8))]
+        for keys in (32, 64):
+            out.append(Attention("causal", 1, 32, 32, n, causal=True, keys=keys))
+            out.append(Attention("alibi", 1, 32, 32, n, causal=True, alibi=True, keys=keys))
+            out.append(Attention("softcap", 1, 32, 16, n, causal=True, cap=CAP, pivot=False, keys=keys))
+            out.append(Attention("windowed", 1, 32, 8, n, causal=True, cap=CAP, window=4096, pivot=False, keys=keys))
+        out.append(Attention("gqa", 1, 64, 8, n, causal=True))
+        out.append(Attention("gqa", 1, 64, 8, n, causal=True, rows=(8, 32), warps=8))
+    out += [Attention("global", 1, 32, 32, 4097), Attention("global", 1, 32, 32, 1024), Attention("causal", 1, 32, 32, 1024, causal=True)]
     out += [Attention("global", 1, 32, 32, 16384, d=64, keys=k) for k in (64, 128)]
     out += [Attention("global", 1, 32, 32, 16384, dtype="float16")]
-    for n in (16384, 4096):
-        out.append(Attention("causal", 1, 32, 32, n, causal=True))
-        out.append(Attention("gqa", 1, 64, 8, n, causal=True))
-        out.append(Attention("alibi", 1, 32, 32, n, causal=True, alibi=True))
-        out.append(Attention("softcap", 1, 32, 16, n, causal=True, cap=CAP, pivot=False))
-        out.append(Attention("windowed", 1, 32, 8, n, causal=True, cap=CAP, window=4096, pivot=False))
     for b, n, split in ((1, 8192, 8), (16, 8192, 1), (1, 65536, 16)):
         more = dict(decode=True, split=split)
-        for w, keys, stages in ((4, 64, 4), (4, 128, 2), (8, 128, 2)):
+        for w, keys, stages in ((4, 64, 4), (4, 64, 2), (4, 128, 2)):
             out.append(Attention("decode_causal", b, 32, 32, n, rows=(1, 1), keys=keys, warps=w, stages=stages, **more))
-        for s in (split * 2, split * 4):
-            out.append(Attention("decode_gqa", b, 64, 8, n, rows=(8, 1), keys=64, warps=4, stages=4, decode=True, split=s))
-        out.append(Attention("decode_alibi", b, 32, 32, n, rows=(1, 1), keys=64, warps=4, stages=4, alibi=True, **more))
-        out.append(Attention("decode_softcap", b, 32, 16, n, rows=(2, 1), keys=64, warps=4, stages=4, cap=CAP, pivot=False, decode=True, split=split * 2))
-    for tile, w, s in (((128, 128, 32), 4, 4), ((128, 128, 64), 4, 3), ((128, 256, 32), 8, 4), ((128, 256, 64), 8, 2)):
+        for s in (split, split * 2, split * 4):
+            out.append(Attention("decode_gqa", b, 64, 8, n, rows=(8, 1), keys=64, warps=4, stages=2, decode=True, split=s))
+        out.append(Attention("decode_gqa", b, 64, 8, n, rows=(8, 1), keys=128, warps=8, stages=2, decode=True, split=split * 2))
+        out.append(Attention("decode_alibi", b, 32, 32, n, rows=(1, 1), keys=64, warps=4, stages=2, alibi=True, **more))
+        soft = dict(rows=(2, 1), keys=64, warps=4, cap=CAP, pivot=False, decode=True, split=split * 2)
+        out += [Attention("decode_softcap", b, 32, 16, n, stages=s, **soft) for s in (2, 4)]
+    for tile, w, s in (((128, 128, 32), 4, 4), ((128, 128, 64), 4, 3), ((128, 128, 64), 8, 3), ((256, 128, 32), 8, 4), ((256, 128, 64), 8, 3)):
         out.append(Gemm("gemm", 8192, 8192, 8192, tile, w, s))
-    out.append(Gemm("rmsnorm_linear", 16, 6144, 4096, (16, 64, 128), 4, 4, normed=True))
+    for tile, w, s in (((16, 64, 128), 4, 4), ((16, 32, 128), 2, 4), ((16, 32, 256), 4, 3)):
+        out.append(Gemm("rmsnorm_linear", 16, 6144, 4096, tile, w, s, normed=True))
     out.append(Gemm("gemm", 2048, 2048, 2048, (128, 128, 32), 4, 2, dtype="float32"))
     for name in ("softmax", "rmsnorm", "layernorm"):
-        for rows, w in ((1, 4), (1, 8), (2, 8), (4, 8)):
+        for rows, w in ((1, None), (1, 8), (2, 8)):
             out.append(Rows(name, 8192, 8192, rows, w))
+    out += [Rows("softmax", 65536, 1024, 4, 4), Rows("softmax", 4096, 16384, 1, 8), Rows("softmax", 4096, 16384, 1, 16)]
     out.append(Rows("softmax", 1024, 131072, 1, 8, stream=8192))
-    out.append(Rows("softmax", 1024, 32768, 1, 32))
+    out += [Rows("softmax", 1024, 32768, 1, w) for w in (8, 16, 32)]
     return out
 
 
@@ -245,7 +262,32 @@ def rows(v: Rows) -> tuple[list[Any], dict[str, Any]]:
     return [Kernel("k0", (Store("out0", y, (A("m"), A("n"))),), axes, {"m": v.m, "n": v.n}, {"warps": v.warps} if v.warps else {})], buffers
 
 
-BUILD = {"attention": attention, "gemm": gemm, "rows": rows}
+def case(v: Case) -> tuple[list[Any], dict[str, Any]]:
+    import eqsat_neptune as en
+    from eqsat_neptune.programs import CASES
+
+    c = CASES[v.name]
+    plan = en.optimize(en.trace(c.function("small"), *c.specs("small", dtype=v.dtype)), "cuda:sm_90a").plan
+    return list(plan.kernels), dict(plan.buffers)
+
+
+def case_data(v: Case) -> dict[str, Any]:
+    """Inputs by name and float64 outputs, as arrays that NumPy can save (bfloat16 as bits)."""
+    import numpy as np
+
+    import eqsat_neptune as en
+    from eqsat_neptune.programs import CASES
+
+    c = CASES[v.name]
+    program = en.trace(c.function("small"), *c.specs("small", dtype=v.dtype))
+    arrays = c.inputs("small", np.random.default_rng(0), dtype=v.dtype)
+    want = en.evaluate(program, *arrays)
+    want = want if isinstance(want, tuple | list) else [want]
+    data = {i.name: x.view(np.uint16) if x.dtype.name == "bfloat16" else x for i, x in zip(program.inputs, arrays, strict=True)}
+    return data | {f"want{n}": np.asarray(w, np.float64) for n, w in enumerate(want)}
+
+
+BUILD = {"attention": attention, "gemm": gemm, "rows": rows, "case": case}
 
 
 def save(folder: Path, arch: str, only: str) -> None:
@@ -255,11 +297,22 @@ def save(folder: Path, arch: str, only: str) -> None:
     from eqsat_neptune.codegen.lower import lower
 
     folder.mkdir(parents=True, exist_ok=True)
-    for n, v in enumerate(variants()):
+    from eqsat_neptune.programs import CASES
+
+    listed = [*variants(), *(Case(name, dtype) for dtype in ("float32", "bfloat16") for name in CASES)]
+    for n, v in enumerate(listed):
         if only and only not in v.label:
             continue
-        kernels, buffers = BUILD[v.kind](v)
-        source = emit([lower(k, buffers) for k in kernels], buffers, cuda_arch(arch))
+        try:
+            kernels, buffers = BUILD[v.kind](v)
+            source = emit([lower(k, buffers) for k in kernels], buffers, cuda_arch(arch))
+        except Exception as e:
+            print(f"{v.label}: {type(e).__name__} {str(e)[:200]}")
+            continue
+        if v.kind == "case":
+            import numpy as np
+
+            np.savez(folder / f"{n:03d}.npz", **case_data(v))
         meta = {
             "variant": {**vars(v)},
             "label": v.label,
@@ -275,10 +328,11 @@ def save(folder: Path, arch: str, only: str) -> None:
 # ------------------------------------------------------------------ running
 
 
-def compile_all(paths: list[Path], arch: str) -> dict[str, str]:
+def compile_all(paths: list[Path], arch: str, defines: list[str]) -> dict[str, str]:
     def one(path: Path) -> tuple[str, str]:
         out = path.with_suffix(".cubin")
         flags = ["-std=c++17", "-cubin", "-Xptxas", "-v", f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}"]
+        flags += [f"-D{d}" for d in defines]
         done = subprocess.run(["nvcc", *flags, "-o", str(out), str(path)], capture_output=True, text=True)
         return path.stem, done.stderr if done.returncode == 0 else "FAILED " + done.stderr
 
@@ -287,42 +341,39 @@ def compile_all(paths: list[Path], arch: str) -> dict[str, str]:
 
 
 class Runner:
-    def __init__(self, folder: Path, meta: dict[str, Any], stem: str):
-        import cupy
+    """One variant's kernels, launched as the package launches them."""
+
+    def __init__(self, cubin: Path, meta: dict[str, Any]):
+        import numpy as np
         import torch
 
-        self.torch, self.meta = torch, meta
-        module = cupy.RawModule(path=str(folder / f"{stem}.cubin"))
-        dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+        from eqsat_neptune.runtime.module import GpuModule, Launch
+
+        self.torch = torch
+        data = np.load(cubin.with_suffix(".npz")) if cubin.with_suffix(".npz").exists() else {}
         torch.manual_seed(1)
         self.arrays = {}
         for name, (shape, dtype, kind) in meta["buffers"].items():
-            if kind == "input":
-                self.arrays[name] = torch.randn(shape, device="cuda", dtype=torch.float32).to(dtypes[dtype])
+            to = getattr(torch, dtype)
+            if name in data:
+                x = torch.from_numpy(data[name].copy()).cuda()
+                self.arrays[name] = x.view(torch.bfloat16) if dtype == "bfloat16" else x
+            elif kind == "input":
+                self.arrays[name] = torch.randn(shape, device="cuda", dtype=torch.float32).to(to)
             else:
-                self.arrays[name] = torch.full(shape, math.nan, device="cuda", dtype=dtypes[dtype])
+                self.arrays[name] = torch.full(shape, math.nan if to.is_floating_point else 77, device="cuda", dtype=to)
+        self.want = [torch.from_numpy(data[f"want{n}"]).cuda() for n in range(len([k for k in data if k.startswith("want")]))]
         if "slopes" in self.arrays:
             h = self.arrays["slopes"].numel()
             self.arrays["slopes"].copy_(2.0 ** (-8.0 * torch.arange(1, h + 1) / h))
-        self.calls = []
-        import numpy as np
-
-        for launch in meta["launches"]:
-            f = module.get_function(launch["function"])
-            f.max_dynamic_shared_size_bytes = max(launch["smem"], 1)
-            args = []
-            for a in launch["args"]:
-                name, _, dim = a.partition(".stride")
-                x = self.arrays[name]
-                args.append(np.int64(x.stride(int(dim)) if dim else x.data_ptr()))
-            self.calls.append((f, tuple(launch["grid"]), (launch["block"],), tuple(args), launch["smem"]))
+        launches = [Launch(**{**x, "grid": tuple(x["grid"]), "args": tuple(x["args"])}) for x in meta["launches"]]
+        scratch = {n: size for n, size in meta["workspaces"].items() if n not in self.arrays}
+        self.module = GpuModule(cubin.read_bytes(), launches, scratch)
+        self.values = {name: x.data_ptr() for name, x in self.arrays.items()}
+        self.values |= {f"{name}.stride{n}": s for name, x in self.arrays.items() for n, s in enumerate(x.stride())}
 
     def __call__(self) -> None:
-        import cupy
-
-        with cupy.cuda.ExternalStream(self.torch.cuda.current_stream().cuda_stream):
-            for f, grid, block, args, smem in self.calls:
-                f(grid, block, args, shared_mem=smem)
+        self.module.run(self.values, self.torch.cuda.current_stream().cuda_stream)
 
 
 def timed(call: Any, flush: Any, repeats: int = 15) -> float:
@@ -428,12 +479,12 @@ def copy_rate(flush: Any) -> float:
     return 2 * (1 << 30) / timed(lambda: big[: 1 << 30].copy_(big[1 << 30 :]), flush) / 1e12
 
 
-def run(folder: Path, only: str, out: Path | None) -> None:
+def run(folder: Path, only: str, out: Path | None, defines: list[str]) -> None:
     import torch
 
     metas = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
     metas = {s: m for s, m in metas.items() if only in m["label"]}
-    logs = compile_all([folder / f"{s}.cu" for s in metas], next(iter(metas.values()))["arch"])
+    logs = compile_all([folder / f"{s}.cu" for s in metas], next(iter(metas.values()))["arch"], defines)
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     print(f"copy {copy_rate(flush):.2f} TB/s; {torch.cuda.get_device_name()}", flush=True)
     peers: dict[str, float] = {}
@@ -446,9 +497,19 @@ def run(folder: Path, only: str, out: Path | None) -> None:
             continue
         registers, spills = re.findall(r"Used (\d+) registers", log), re.findall(r"(\d+) bytes spill stores", log)
         try:
-            r = Runner(folder, meta, stem)
+            r = Runner(folder / f"{stem}.cubin", meta)
             r()
             torch.cuda.synchronize()
+            if r.want:
+                errors = []
+                for n, want in enumerate(r.want):
+                    have = r.arrays[f"out{n}"].double()
+                    same = torch.equal(torch.isfinite(have), torch.isfinite(want))
+                    gap = torch.nan_to_num(want - have, 0.0, 0.0, 0.0).norm() / want[torch.isfinite(want)].norm().clamp_min(1e-30)
+                    errors.append(float(gap) if same else math.nan)
+                error, limit = max(errors, key=lambda e: math.inf if e != e else e), 3e-6 if v["dtype"] == "float32" else 1e-2
+                print(f"{label:70s} error {error:.2e}" + ("" if error < limit else "   <<<<< WRONG"), flush=True)
+                continue
             want, have = reference(v, r.arrays)
             error = float((want - have).norm() / want.norm())
             seconds = timed(r, flush)
@@ -483,8 +544,9 @@ def main() -> None:
     p.add_argument("--arch", default="sm_90a")
     p.add_argument("--only", default="")
     p.add_argument("--out", type=Path)
+    p.add_argument("--define", action="append", default=[], help="a macro for the device compiler, to try variants of the headers")
     a = p.parse_args()
-    save(a.folder, a.arch, a.only) if a.command == "save" else run(a.folder, a.only, a.out)
+    save(a.folder, a.arch, a.only) if a.command == "save" else run(a.folder, a.only, a.out, a.define)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ class Arch:
     registers: 32-bit registers of a multiprocessor.  headers: device headers, in the order in which they are inlined.
     stages: how many tiles of a loop may be under way (1 where copies to shared memory are not asynchronous).
     row_fragments: fragments of rows that one warp takes where there are rows enough.
+    overlap: may a kernel start while the one before it ends (programmatic dependent launch)?
     holds: where registers are spent on a left operand that a loop reads again and again: "always" (if it takes few), "few rows"
     (where so few that warps share a loop's tiles) or "never".
     most_registers: of a thread, as estimated, for a kernel without matrix products: beyond, an element a thread is better."""
@@ -35,6 +36,7 @@ class Arch:
     headers: tuple[str, ...]
     stages: int = 4
     row_fragments: int = 2
+    overlap: bool = False
     holds: str = "few rows"
     most_registers: int = 480
 
@@ -74,7 +76,7 @@ def cuda_arch(name: str) -> Arch:
         raise TargetError(f"no CUDA code for {name}", "tensor cores as used here begin with sm_80")
     known = max((n for n in _SHARED if n <= int(digits)), default=80)
     block, sm = _SHARED[known]
-    return Arch(name, 32, (16, 8, 16), 2, 2, 2, block * 1024, sm * 1024, 65536, _NVIDIA)
+    return Arch(name, 32, (16, 8, 16), 2, 2, 2, block * 1024, sm * 1024, 65536, _NVIDIA, overlap=known >= 90)
 
 
 def emulator_arch(shared: int = 227) -> Arch:

@@ -95,7 +95,12 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
         if b.kind == "input":
             macros[b.name] = names.new(f"PACKED_{b.name}")
     schedules = [schedule_of(p, buffers, arch) for p in programs]
-    functions = [(SimpleText if isinstance(s, Simple) else Fragments)(s, names.inner(), macros).run() for s in schedules]  # type: ignore[arg-type]
+    functions = []
+    for n, s in enumerate(schedules):
+        printer = (SimpleText if isinstance(s, Simple) else Fragments)(s, names.inner(), macros)  # type: ignore[arg-type]
+        if arch.overlap:
+            printer.sequence = n > 0, n + 1 < len(schedules)
+        functions.append(printer.run())
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
     if used:
@@ -107,8 +112,12 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
             text.append(f"#ifndef {macros[b.name]}\n#define {macros[b.name]} {default}\n#endif")
         text.append("")
     text += [f.text for f in functions]
+    for f in functions:
+        if f.blocks >= 2**31:
+            raise Unsupported(f"{f.name} has {f.blocks} blocks, a grid has at most {2**31 - 1}: larger tiles are needed")
     launches = tuple(
-        Launch(f.name, (f.blocks, 1, 1), f.threads, f.shared, tuple(x.value for x in f.parameters)) for f in functions
+        Launch(f.name, (f.blocks, 1, 1), f.threads, f.shared, tuple(x.value for x in f.parameters), pdl=arch.overlap and n > 0)
+        for n, f in enumerate(functions)
     )
     temps: dict[str, int] = {}
     for f, s in zip(functions, schedules):

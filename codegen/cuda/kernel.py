@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ class KernelText:
         self, p: TileProgram, tile: dict[str, int], arch: Arch, precision: Precision, names: Names, macros: Mapping[str, str]
     ):
         self.p, self.tile, self.arch, self.names, self.macros = p, tile, arch, names, macros
+        self.sequence = (False, False)  # does it start before the kernel ahead of it has ended; does the next one so
         self.compute = "double" if precision.compute == "float64" else "float"
         self.width_bytes = 8 if self.compute == "double" else 4
         self.fast = not precision.accurate and self.compute == "float"
@@ -87,8 +89,10 @@ class KernelText:
         head = Text()
         for line in str(self.p).splitlines():
             head(f"// {line}".rstrip())
+        printed = str(body)
+        strides = "".join(f"    {line}\n" for name, line in self.stride_lines.items() if re.search(rf"\b{name}\b", printed))
         params = ", ".join(f"{x.type} {x.name}" for x in self.parameters)
-        text = f"{head}KERNEL({threads}, {min_blocks})\n{self.function}({params}) {{\n{body}}}\n"
+        text = f"{head}KERNEL({threads}, {min_blocks})\n{self.function}({params}) {{\n{strides}{printed}}}\n"
         blocks = math.prod(self.p.axes[a].trips for a in self.p.grid)
         return Function(self.function, text, tuple(self.parameters), blocks, threads, shared, dict(self.packed))
 
@@ -102,7 +106,7 @@ class KernelText:
         self.parameters: list[Parameter] = []
         self.pointer: dict[str, str] = {}
         self.strides: dict[str, tuple[str | int, ...]] = {}
-        self.stride_lines: list[str] = []
+        self.stride_lines: dict[str, str] = {}  # name → its declaration, printed if the name is used
         self.packed: dict[str, str] = {}
         for b in dict.fromkeys((*p.reads, *p.writes)):
             if b.name in self.pointer:
@@ -123,7 +127,7 @@ class KernelText:
                     strides.append(stride)
                     self.parameters.append(Parameter(f"{b.name}.stride{n}", "i64", given))
                     contiguous = math.prod(b.shape[n + 1 :])
-                    self.stride_lines.append(f"const i64 {stride} = {self.macros[b.name]} == 2 ? {contiguous} : {given};")
+                    self.stride_lines[stride] = f"const i64 {stride} = {self.macros[b.name]} == 2 ? {contiguous} : {given};"
                 self.strides[b.name] = tuple(strides)
                 self.packed[b.name] = self.macros[b.name]
             else:
@@ -140,12 +144,17 @@ class KernelText:
 
     def preamble(self) -> None:
         t = self.t
-        for line in self.stride_lines:
-            t(line)
-        grid = self.grid_order()
+        if self.sequence[1]:
+            t("next_kernel_may_start();")
+        if self.sequence[0]:
+            t("previous_kernel_wait();")
+        every = self.grid_order()
+        for a, _ in every:
+            self.start[a] = "0"
+        grid = [(a, reverse) for a, reverse in every if self.p.axes[a].trips > 1]
         if grid:
             t("// the block's tile of each grid axis; the last one varies fastest")
-            t("i64 block = block_index();")
+            t("int block = block_index();")
         for n, (a, reverse) in enumerate(reversed(grid)):
             x, name = self.p.axes[a], self.axis_name[a]
             trips = x.trips
