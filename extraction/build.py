@@ -10,10 +10,11 @@ from ..cost_models.base import CostModel
 from ..graph import Node
 from ..terms import Term
 from .classes import Classes
-from .kernels import Names, Scored, stores_of
+from .kernels import Scored
 from .plan import Axis, Buffer, Cost, Kernel, Plan, Store
 from .region import Binding, Memory, Region
 from .search import Choice, Found
+from .stores import Names, stores_of
 
 
 @dataclass

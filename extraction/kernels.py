@@ -1,10 +1,10 @@
-"""From a body to a kernel: its terms, the roles of its axes, its tile program, and what that costs at every tile size."""
+"""From a body to a kernel: the roles of its axes, its tile program, and what that costs at every tile size."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,135 +13,14 @@ from .. import terms as T
 from ..codegen.lower import LoweringError, lower
 from ..codegen.tile import TileProgram, walk
 from ..cost_models.base import CostModel, Scores, Sizes
-from ..terms import Affine, Term
+from ..terms import Term
 from .bodies import Bodies, State
 from .plan import Axis, Buffer, Kernel, Store
 from .region import Memory, Region, axis_key
+from .stores import Names, stores_of
 
 MOST_POINTS = 2000
 MOST_ROLES = 8
-
-
-@dataclass
-class Names:
-    """How a region's classes, axes and arrays are called: canonically in the search, by their real names in the plan."""
-
-    axis: Callable[[str], str]
-    array: Callable[[str], str]
-    memory: Callable[[int], Memory]  # where a class lies that a kernel of this region stores
-
-
-def rename(ix: Affine, axis: Callable[[str], str]) -> Affine:
-    return Affine(ix.const, tuple((axis(a), k) for a, k in ix.terms))
-
-
-class Terms:
-    """The term of a class in a body."""
-
-    def __init__(self, bodies: Bodies, state: State, names: Names):
-        self.b, self.s, self.n = bodies, state, names
-        self.r: Region = bodies.r
-        self.memo: dict[int, Term] = {}
-
-    def of(self, c: int, root: bool = False) -> Term:
-        if root:
-            return self.compute(c)
-        if c not in self.memo:
-            self.memo[c] = self.compute(c)
-        return self.memo[c]
-
-    def read(self, m: Memory, index: dict[str, Affine] | None = None) -> Term:
-        return T.inp(m.name, tuple(ix.substitute(index) if index else ix for ix in m.index))
-
-    def compute(self, c: int) -> Term:
-        o = self.b.choice(self.s, c)
-        axis = self.n.axis
-        if o is None:
-            return self.read(self.n.memory(c))
-        n = o.node
-        assert n is not None
-        match o.kind:
-            case "view":
-                x = n.args[0]
-                m = {axis(a): rename(ix, axis) for a, ix in n.attr}  # type: ignore[attr-defined]
-                own = self.r.input_of(x)
-                if own is not None:
-                    name, index = own.attr  # type: ignore[misc]
-                    return T.inp(self.n.array(name), tuple(rename(ix, axis).substitute(m) for ix in index))
-                return self.read(self.n.memory(x), m)
-            case "inline":
-                return self.inline(n.args[0], {axis(a): rename(ix, axis) for a, ix in n.attr})  # type: ignore[attr-defined]
-        match n.op:
-            case "input":
-                name, index = n.attr  # type: ignore[misc]
-                return T.inp(self.n.array(name), tuple(rename(ix, axis) for ix in index))
-            case "stored":
-                return self.read(self.n.memory(c))
-            case "iota":
-                return T.iota(axis(n.attr))  # type: ignore[arg-type]
-            case "gather":
-                x, i = n.args
-                own = self.r.input_of(x)
-                if own is not None:
-                    name, index = own.attr  # type: ignore[misc]
-                    src = T.inp(self.n.array(name), tuple(rename(ix, axis) for ix in index))
-                else:
-                    src = self.read(self.n.memory(x))
-                return T.gather(src, axis(n.attr), self.of(i))  # type: ignore[arg-type]
-            case "red":
-                op, a = n.attr  # type: ignore[misc]
-                if o.product is not None:
-                    return T.red(op, axis(a), T.make("mul", None, [self.of(x) for x in o.product.args]))
-                return T.red(op, axis(a), self.of(n.args[0]))
-            case "fold":
-                h, comp, a = n.attr  # type: ignore[misc]
-                zero = self.b.zero
-                needed = set(o.children)
-                args = [self.of(x) if x in needed else T.num(0.0) if zero[x] else self.filler(x) for x in n.args]
-                return T.fold(h, comp, axis(a), args)
-        return T.make(n.op, n.attr, [self.of(x) for x in n.args])
-
-    def filler(self, c: int) -> Term:
-        """A singleton that the component does not need: any term will do."""
-        for n in self.r.nodes[c]:
-            if n.op == "num":
-                return T.make("num", n.attr)
-        return self.memo.get(c, T.num(1.0))
-
-    def inline(self, x: int, index: dict[str, Affine]) -> Term:
-        """The operand of a view computed at other positions; 0 where they leave its extent."""
-
-        def at(t: Term, args: tuple[Term, ...]) -> Term | None:
-            match t.op:
-                case "input":
-                    name, ix = t.attr  # type: ignore[misc]
-                    return T.inp(name, tuple(i.substitute(index) for i in ix))
-                case "iota":
-                    return position(index[t.attr]) if t.attr in index else None  # type: ignore[index]
-            return None
-
-        out = T.rewrite([self.of(x)], at)[0]
-        guards = []
-        for a, ix in index.items():
-            lo, hi = ix.bounds(self.real_extents)
-            if lo < 0:
-                guards.append(T.bi("le", 0.0, position(ix)))
-            if hi >= self.real_extents[a]:
-                guards.append(T.bi("lt", position(ix), float(self.real_extents[a])))
-        if not guards:
-            return out
-        return T.where(guards[0] if len(guards) == 1 else T.bi("and", *guards), out, 0.0)
-
-    @property
-    def real_extents(self) -> dict[str, int]:
-        return {self.n.axis(a): n for a, n in self.r.extents.items()}
-
-
-def position(ix: Affine) -> Term:
-    parts: list[Term | float] = [T.iota(a) if k == 1 else T.mul(T.iota(a), float(k)) for a, k in ix.terms]
-    if ix.const or not parts:
-        parts.append(float(ix.const))
-    return T.add(*parts)
 
 
 @dataclass
@@ -370,24 +249,3 @@ def reductions(terms: list[Term]) -> tuple[frozenset[str], list[frozenset[str]]]
         if any((x.free - y.free) and (y.free - x.free) for x in wide for y in wide):
             sums[frozenset(axes)] = None
     return frozenset(reduced), list(sums)
-
-
-def stores_of(
-    region: Region, roots: tuple[int, ...], bodies: Bodies, state: State, names: Names
-) -> tuple[tuple[Store, ...], dict[str, Buffer]]:
-    """What the kernel writes, and every array that it may touch (shapes of split ones are stand-ins)."""
-    terms = Terms(bodies, state, names)
-    stores: list[Store] = []
-    buffers: dict[str, Buffer] = {}
-    for r in roots:
-        term = terms.of(r)
-        for m in region.outputs.get(r) or (names.memory(r),):
-            stores.append(Store(m.name, term, m.index))
-            buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "output" if r in region.outputs else "temp")
-    for m in region.inputs.values():
-        buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "input")
-    for c in range(len(region.nodes)):
-        if region.stored(c) is not None or state.leaves >> c & 1:
-            m = names.memory(c)
-            buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "temp"))
-    return tuple(stores), buffers
