@@ -31,18 +31,15 @@ class Contractions(Reductions):
                 self.arrive(x.value.id)
         self.comment(s)
         acc = s.acc
-        new = False
         if acc is not None and acc.id not in self.consts:
             name = self.own(acc, self.get(acc, home), home)
         else:
             name = self.variable(s.out)
             self.t(f"{self.compute} {name}{self.shape(home)};")
-            new = plan.kind == "tensor" and (acc is None or self.consts[acc.id] == 0)
-            if not new:
-                self.t(f"set_all({name}, {self.get(acc, home) if acc else constant(0.0, self.compute)});")
+            self.t(f"set_all({name}, {self.get(acc, home) if acc else constant(0.0, self.compute)});")
         left = self.operand(plan.left, plan, home.row, True, computed.get(id(plan.left)))
         right = self.operand(plan.right, plan, home.column, False)
-        call = "contract_new" if new else "contract" if plan.kind == "tensor" else "contract_plain"
+        call = "contract" if plan.kind == "tensor" else "contract_plain"
         self.t(f"{call}<{plan.steps}>({name}, {left}, {right});")
         self.env[s.out.id, home] = name
 

@@ -32,7 +32,13 @@ from .simplify import fold_exponentials
 def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
     if not precision.accurate and precision.compute == "float32":
         p = fold_exponentials(p)
-    return Planner(p, arch, precision).run()
+    try:
+        return Planner(p, arch, precision).run()
+    except Unsupported:
+        hints = {"warps", "stages"} & set(p.choices)
+        if not hints:
+            raise
+        return Planner(replace(p, choices={n: c for n, c in p.choices.items() if n not in hints}), arch, precision).run()
 
 
 class Planner(Placement):

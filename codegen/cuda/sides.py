@@ -201,6 +201,8 @@ class SideChoice(Warps):
         wc = 1
         while wc < self.arch.most_warps and columns > wc * max(lanes, 32 * self.arch.warp):
             wc *= 2
+        if isinstance(want, int):  # at most four times as many elements a thread
+            wc = max(-(-wc // 4), min(wc, 1 << max(want, 1).bit_length() - 1))
         total = 4
         while total < 16 and columns * rows > total * 32 * self.arch.warp:
             total *= 2

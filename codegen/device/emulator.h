@@ -219,8 +219,7 @@ DEV u32 pack(f16, float lo, float hi) { return float_to_half(lo) | (u32)float_to
 DEV float narrow(bf16, u16 x) { return bits_float((u32)x << 16); }
 DEV float narrow(f16, u16 x) { return half_to_float(x); }
 
-template <typename T>
-static void mma_16x8x16(T, float& d0, float& d1, float& d2, float& d3, const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1, float c2, float c3) {
+template <typename T> static void mma_16x8x16(T, float& c0, float& c1, float& c2, float& c3, const u32 (&a)[4], u32 b0, u32 b1) {
     struct In { u32 a[4], b[2]; float c[4]; } in{{a[0], a[1], a[2], a[3]}, {b0, b1}, {c0, c1, c2, c3}};
     float out[4];
     emulator::meet(&in, out, [](const void** i, void** o) {
@@ -243,7 +242,7 @@ static void mma_16x8x16(T, float& d0, float& d1, float& d2, float& d3, const u32
             }
         }
     });
-    d0 = out[0]; d1 = out[1]; d2 = out[2]; d3 = out[3];
+    c0 = out[0]; c1 = out[1]; c2 = out[2]; c3 = out[3];
 }
 
 DEV float exp2_fast(float x) { return exp2f(x); }

@@ -95,17 +95,9 @@ template <typename Type, int RS, int CS> struct Rounded {
 };
 template <typename T, int RS, int CS> DEV Rounded<T, RS, CS> rounded(const float (&x)[RS][CS]) { return {x}; }
 
-// acc += a · b over KT steps of 16 inner elements, on the tensor cores; NEW: acc = a · b.
-template <int KT, bool NEW, int RS, int CS, class A, class B> DEV void multiply(float (&acc)[RS][CS], const A& a, const B& b) {
+// acc += a · b over KT steps of 16 inner elements, on the tensor cores.
+template <int KT, int RS, int CS, class A, class B> DEV void contract(float (&acc)[RS][CS], const A& a, const B& b) {
     constexpr int MT = RS / 2, NT = CS / 2;
-#ifdef PLAIN_ZERO
-    if (NEW) {
-#pragma unroll
-        for (int i = 0; i < RS; ++i)
-#pragma unroll
-            for (int j = 0; j < CS; ++j) acc[i][j] = 0.0f;
-    }
-#endif
 #pragma unroll
     for (int k = 0; k < KT; ++k) {
         u32 left[MT][4];
@@ -118,22 +110,11 @@ template <int KT, bool NEW, int RS, int CS, class A, class B> DEV void multiply(
 #pragma unroll
             for (int i = 0; i < MT; ++i) {
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    if (j + h >= NT) continue;
-                    float(&top)[CS] = acc[2 * i], (&low)[CS] = acc[2 * i + 1];
-                    const int c = 2 * (j + h);
-#ifdef PLAIN_ZERO
-                    const bool zero = false;
-#else
-                    const bool zero = NEW && k == 0;
-#endif
-                    mma_16x8x16(typename B::T{}, top[c], top[c + 1], low[c], low[c + 1], left[i], right[2 * h], right[2 * h + 1],
-                                zero ? 0.0f : top[c], zero ? 0.0f : top[c + 1], zero ? 0.0f : low[c], zero ? 0.0f : low[c + 1]);
-                }
+                for (int h = 0; h < 2; ++h)
+                    if (j + h < NT)
+                        mma_16x8x16(typename B::T{}, acc[2 * i][2 * (j + h)], acc[2 * i][2 * (j + h) + 1], acc[2 * i + 1][2 * (j + h)],
+                                    acc[2 * i + 1][2 * (j + h) + 1], left[i], right[2 * h], right[2 * h + 1]);
             }
         }
     }
 }
-template <int KT, int RS, int CS, class A, class B> DEV void contract(float (&acc)[RS][CS], const A& a, const B& b) { multiply<KT, false>(acc, a, b); }
-#define CONTRACT_NEW
-template <int KT, int RS, int CS, class A, class B> DEV void contract_new(float (&acc)[RS][CS], const A& a, const B& b) { multiply<KT, true>(acc, a, b); }

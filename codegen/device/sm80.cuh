@@ -66,17 +66,15 @@ struct f16 { u16 bits; };
 struct f8e4m3 { u8 bits; };
 struct f8e5m2 { u8 bits; };
 
-// d (16 × 8) = a (16 × 16) · b (16 × 8) + c
-#define MMA(T, NAME)                                                                                                                 \
-    DEV void mma_16x8x16(T, float& d0, float& d1, float& d2, float& d3, const u32 (&a)[4], u32 b0, u32 b1, float c0, float c1,       \
-                         float c2, float c3) {                                                                                       \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"  \
-            : "=f"(d0), "=f"(d1), "=f"(d2), "=f"(d3)                                                                                 \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c0), "f"(c1), "f"(c2), "f"(c3));                     \
-    }
-MMA(bf16, "bf16")
-MMA(f16, "f16")
-#undef MMA
+// c (16 × 8) += a (16 × 16) · b (16 × 8)
+DEV void mma_16x8x16(bf16, float& c0, float& c1, float& c2, float& c3, const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEV void mma_16x8x16(f16, float& c0, float& c1, float& c2, float& c3, const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c0), "+f"(c1), "+f"(c2), "+f"(c3) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
 
 // ---- conversions
 DEV float bits_float(u32 x) { return __uint_as_float(x); }

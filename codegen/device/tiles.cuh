@@ -217,11 +217,3 @@ template <class Op, typename T> DEV T combine_lanes(T x) {
 template <typename C, typename T> DEV C gather(const T* p, i64 at, i64 extent, i64 stride) {
     return at >= 0 && at < extent ? (C)value(p[at * stride]) : (C)NOT_A_NUMBER;
 }
-
-#ifndef CONTRACT_NEW
-// acc = a · b
-template <int KT, int RS, int CS, class A, class B> DEV void contract_new(float (&acc)[RS][CS], const A& a, const B& b) {
-    set_all(acc, 0.0f);
-    contract<KT>(acc, a, b);
-}
-#endif
