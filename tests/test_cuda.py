@@ -461,6 +461,11 @@ def test_resources_and_reasons() -> None:
         plan(huge.programs[0], cuda_arch("sm_120a"), precision_of(huge.buffers, "float32"))
 
 
+def test_hints_that_do_not_fit_are_dropped() -> None:
+    job = softmax_rows(4, 16384, 4, None, warps=1)
+    assert plan(job.programs[0], cuda_arch("sm_90a"), precision_of(job.buffers, "float32")).warps > 1
+
+
 def test_simple_lowering_is_a_last_resort() -> None:
     from eqsat_neptune.codegen.cuda.emit import schedule_of
 
