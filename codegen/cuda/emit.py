@@ -73,18 +73,27 @@ def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Sc
             raise Unsupported(f"{why}; {e}") from None
 
 
-def feasible(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> str | None:
-    """None if the kernel can be emitted, else the reason why not."""
+def own_buffers(p: TileProgram) -> dict[str, Buffer]:
+    return {b.name: b for b in (*p.reads, *p.writes)}
+
+
+def feasible(p: TileProgram, arch: Arch, buffers: Mapping[str, Buffer] | None = None, slow: bool = False) -> str | None:
+    """None if the kernel can be emitted in fragments (or, if `slow` is allowed, at all), else the reason why not.  buffers: of the
+    whole program, if the kernel is a part of one (they say how exact it must be)."""
+    buffers = own_buffers(p) if buffers is None else buffers
     try:
-        schedule_of(p, buffers, arch)
+        if slow:
+            schedule_of(p, buffers, arch)
+        else:
+            plan(p, arch, precision_of(buffers, p.compute_dtype))
     except Unsupported as e:
         return str(e)
     return None
 
 
-def resources(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> tuple[int, int, int]:
+def resources(p: TileProgram, arch: Arch, buffers: Mapping[str, Buffer] | None = None) -> tuple[int, int, int]:
     """(bytes of shared memory of a block, registers of a thread, threads of a block), the registers estimated."""
-    s = schedule_of(p, buffers, arch)
+    s = schedule_of(p, own_buffers(p) if buffers is None else buffers, arch)
     return s.shared, s.registers, s.threads
 
 

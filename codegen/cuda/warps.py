@@ -22,6 +22,7 @@ from .facts import Facts
 from .rewrite import highest_id, rebuild, with_axis
 from .schedule import mergeable, missing_limits
 
+MOST_RESULT = 160  # elements of one product's result that a thread may hold
 UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
 
 
@@ -112,7 +113,14 @@ class Warps(Facts):
             if rows <= arch.fragment[0]:
                 self.split = self.splittable(want if isinstance(want, int) else 4)
             if self.split is None:
-                self.wr = min(warps, 16, arch.most_warps)
+                # a wide result: fewer rows a warp, then its columns over several warps (which all work out the left operand)
+                columns = max(b for _, b, c in shapes if c)
+                while per > arch.fragment[0] and per * columns > MOST_RESULT * arch.warp:
+                    per //= 2
+                while per * columns > MOST_RESULT * arch.warp * self.wc and columns % (2 * self.wc * arch.grain) == 0:
+                    self.wc *= 2
+                warps = max(1, rows // per)
+                self.wr = min(warps, 16, arch.most_warps // self.wc)
         else:
             rows = max(min(a, b) if not any(self.left_fixed(s) for s in self.matrices.values()) else a for a, b, _ in shapes)
             m0, n0 = self.extent_pair()
