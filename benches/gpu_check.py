@@ -46,10 +46,13 @@ class Attention:
     stages: int | None = None
     pivot: bool = True
     dtype: str = "bfloat16"
+    planned: str = ""  # the program of that name in eqsat_neptune.programs, scheduled by the search
     kind: str = field(default="attention")
 
     @property
     def label(self) -> str:
+        if self.planned:
+            return f"planned {self.planned} b{self.b} n{self.n} d{self.d}"
         more = f" warps {self.warps}" if self.warps else ""
         more += f" stages {self.stages}" if self.stages else ""
         more += f" split {self.split}" if self.split > 1 else ""
@@ -132,15 +135,22 @@ def variants() -> list[Any]:
         out.append(Attention("decode_alibi", b, 32, 32, n, rows=(1, 1), keys=64, warps=4, stages=2, alibi=True, **more))
         soft = dict(rows=(2, 1), keys=64, warps=4, cap=CAP, pivot=False, decode=True, split=split * 2)
         out += [Attention("decode_softcap", b, 32, 16, n, stages=s, **soft) for s in (2, 4)]
+    full = [dict(name="global"), dict(name="causal", causal=True), dict(name="gqa", hq=64, hkv=8, causal=True), dict(name="alibi", causal=True, alibi=True)]
+    full += [dict(name="softcap", hkv=16, causal=True, cap=CAP), dict(name="windowed", hkv=8, causal=True, cap=CAP, window=4096)]
+    for n in (16384, 4096, 1000):
+        out += [Attention(**{"b": 1, "hq": 32, "hkv": 32, **x}, n=n, planned=f"prefill_{x['name']}") for x in full]
+    few = [dict(name="causal"), dict(name="gqa", hq=64, hkv=8), dict(name="alibi", alibi=True), dict(name="softcap", hkv=16, cap=CAP)]
+    for b, n in ((1, 8192), (16, 8192), (1, 65536)):
+        out += [Attention(**{"hq": 32, "hkv": 32, **x}, b=b, n=n, decode=True, planned=f"decode_{x['name']}") for x in few]
     for tile, w, s in (((128, 128, 32), 4, 4), ((128, 128, 64), 4, 3), ((128, 128, 64), 8, 3), ((256, 128, 32), 8, 4), ((256, 128, 64), 8, 3)):
         out.append(Gemm("gemm", 8192, 8192, 8192, tile, w, s))
     for tile, w, s in (((16, 64, 128), 4, 4), ((16, 32, 128), 2, 4), ((16, 32, 256), 4, 3)):
         out.append(Gemm("rmsnorm_linear", 16, 6144, 4096, tile, w, s, normed=True))
     out.append(Gemm("gemm", 2048, 2048, 2048, (128, 128, 32), 4, 2, dtype="float32"))
     for name in ("softmax", "rmsnorm", "layernorm"):
-        for rows, w in ((1, None), (1, 8), (2, 8)):
+        for rows, w in ((1, None), (1, 2), (1, 4), (2, 8)):
             out.append(Rows(name, 8192, 8192, rows, w))
-    out += [Rows("softmax", 65536, 1024, 4, 4), Rows("softmax", 4096, 16384, 1, 8), Rows("softmax", 4096, 16384, 1, 16)]
+    out += [Rows("softmax", 65536, 1024, 4, 4), *(Rows("softmax", 4096, 16384, 1, w) for w in (4, 8, 16))]
     out.append(Rows("softmax", 1024, 131072, 1, 8, stream=8192))
     out += [Rows("softmax", 1024, 32768, 1, w) for w in (8, 16, 32)]
     return out
@@ -149,7 +159,34 @@ def variants() -> list[Any]:
 # ------------------------------------------------------------------ building (no GPU)
 
 
+def planned(v: Attention) -> tuple[list[Any], dict[str, Any]]:
+    """The search's kernels, over inputs with the names that hand-made variants have."""
+    from dataclasses import replace
+
+    import eqsat_neptune as en
+    from eqsat_neptune import terms as T
+    from eqsat_neptune.programs import CASES
+
+    c = CASES[v.planned]
+    extents = {"batch": v.b, "n": v.n} if v.decode else {"n": v.n}
+    program = en.trace(c.function("full"), *c.specs("full", dtype=v.dtype, **extents))
+    plan = en.optimize(program, "cuda:sm_90a").plan
+    names = dict(zip((i.name for i in program.inputs), ("Q", "K", "V", "slopes"), strict=False))
+
+    def renamed(t: Any, args: tuple[Any, ...]) -> Any:
+        return T.make("input", (names.get(t.attr[0], t.attr[0]), t.attr[1])) if t.op == "input" else None
+
+    kernels = []
+    for k in plan.kernels:
+        terms = T.rewrite([s.term for s in k.stores], renamed)
+        kernels.append(replace(k, stores=tuple(replace(s, term=t) for s, t in zip(k.stores, terms, strict=True))))
+        print(v.label, {a: (x.extent, x.tile, x.role) for a, x in k.axes.items()}, k.choices)
+    return kernels, {names.get(n, n): replace(b, name=names.get(n, n)) for n, b in plan.buffers.items()}
+
+
 def attention(v: Attention) -> tuple[list[Any], dict[str, Any]]:
+    if v.planned:
+        return planned(v)
     from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
 
     from eqsat_neptune.terms import Monoid, add, bi, div, fold, inp, iota, mul, num, red, sub, un, var, where
@@ -301,7 +338,7 @@ def save(folder: Path, arch: str, only: str) -> None:
 
     listed = [*variants(), *(Case(name, dtype) for dtype in ("float32", "bfloat16") for name in CASES)]
     for n, v in enumerate(listed):
-        if only and only not in v.label:
+        if not re.search(only, v.label):
             continue
         try:
             kernels, buffers = BUILD[v.kind](v)
@@ -483,7 +520,7 @@ def run(folder: Path, only: str, out: Path | None, defines: list[str]) -> None:
     import torch
 
     metas = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
-    metas = {s: m for s, m in metas.items() if only in m["label"]}
+    metas = {s: m for s, m in metas.items() if re.search(only, m["label"])}
     logs = compile_all([folder / f"{s}.cu" for s in metas], next(iter(metas.values()))["arch"], defines)
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     print(f"copy {copy_rate(flush):.2f} TB/s; {torch.cuda.get_device_name()}", flush=True)
