@@ -77,11 +77,16 @@ def test_outputs_keep_the_dtype_of_the_inputs(case: Case) -> None:
     assert {o.dtype for o in program.outputs} - ({"int8", "int32", "int64"} if case.name in indices else set()) == {"bfloat16"}
 
 
+# Whole layers magnify the rounding of what goes in: over 60 draws the same code in float32 NumPy reaches 2.2e-6 on layers2
+# (median 3.6e-7), the compiled kernel 2.0e-6 (median 3.5e-7).
+FLOAT32_TOLERANCE = {"layers2": 5e-6}
+
+
 @CASE
 def test_compiled_in_float32(case: Case) -> None:
     arrays = case.inputs("small", np.random.default_rng(13))
     kernel = en.optimize(en.trace(case.function("small"), *case.specs("small")), target="cpu")
-    assert_close(kernel(*arrays), REFERENCES[case.name](*widened(arrays)), 2e-6)
+    assert_close(kernel(*arrays), REFERENCES[case.name](*widened(arrays)), FLOAT32_TOLERANCE.get(case.name, 2e-6))
 
 
 # extents that make the CPU plans loop over tiles, or split, with a ragged end
