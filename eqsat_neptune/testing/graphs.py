@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from .egraph import SETTLE, Saturated, engine, load, saturate
-from .graph import Graph
-from .program import Input, Output, Program
-from .reference import Env, Value, apply
-from .rules.rule import Rule, Sexpr, is_number, is_star, parse
-from .terms import BINARY, Term, add, axis_index, bi, gather, inp, make, mul, num, postorder, red, un, view, where
-from .verification import Verdict, random_inputs
+from ..egraph import SETTLE, Saturated, engine, load, saturate
+from ..graph import Graph
+from ..program import Input, Output, Program
+from ..reference import Env, Value, apply
+from ..rules.rule import Rule, Sexpr, is_number, is_star, parse
+from ..terms import BINARY, Term, add, axis_index, bi, gather, inp, make, mul, num, postorder, red, un, view, where
+from ..verification import Verdict, random_inputs
 
 TOLERANCE = 1e-9
 
@@ -321,6 +321,7 @@ def _check_driver(rule: Rule) -> Verdict:
         red("+", "k", mul(un("exp", add(x, mul(-1.0, red("max", "k", x)))), y)),
         un("log", red("+", "k", un("exp", add(masked, mul(-1.0, red("max", "k", masked)))))),
         red("+", "k", mul(spread, spread)),
+        red("min", "k", where(bi("eq", x, red("max", "k", x)), y, num(math.inf))),
     ]
     count = 0
     for t in terms:
