@@ -353,6 +353,19 @@ def test_chains_of_products() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("keys", [40, 48])
+def test_warps_that_share_a_tile_copy_what_is_aligned(keys: int) -> None:
+    """Rows of a tile that start at multiples of 16 bytes for the whole tile need not for the half of it that a warp takes."""
+    x, w, z = make("bfloat16", (5, 32), 0), make("bfloat16", (32, 160), 1), make("bfloat16", (160, 16), 2)
+    X, W, Z = inp("X", (A("m"), A("d"))), inp("W", (A("d"), A("k"))), inp("Z", (A("k"), A("e")))
+    y = T.red("+", "k", mul(T.red("+", "d", mul(X, W)), Z))
+    axes = {"m": Axis(5, 5, "whole"), "d": Axis(32, 32, "whole"), "k": Axis(160, keys, "loop"), "e": Axis(16, 16, "whole")}
+    job = simple_job({"Y": (y, ("m", "e"))}, axes, {"X": x, "W": w, "Z": z}, {"Y": f64(x) @ f64(w) @ f64(z)}, choices={"warps": 2}, tolerance=8e-3)
+    assert plan(job.programs[0], cuda_arch("sm_90a"), precision_of(job.buffers, "float32")).warps_split == 2
+    check_all({"shared": job}, seeds=(1,))
+
+
+@needs_compiler
 def test_what_fits_no_fragment_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products over a batch inside one block, distances that are never multiplied out; and everything else, if need be."""
     x, y = make("float32", (3, 20, 9), 0), make("float32", (3, 9, 13), 1)
@@ -544,7 +557,7 @@ def test_compiles(arch: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("mode,first,count", [("tensor", 0, 12), *(pytest.param(m, 100, 80, marks=pytest.mark.slow) for m in ("tensor", "simple"))])
+@pytest.mark.parametrize("mode,first,count", [("tensor", 0, 12), *(pytest.param(m, 100, 80, marks=pytest.mark.slow) for m in ("tensor", "simple", "float64"))])
 def test_random_kernels(mode: str, first: int, count: int) -> None:
     from cuda_fuzz import check
 

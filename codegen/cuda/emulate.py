@@ -1,7 +1,7 @@
 """Runs emitted kernels on the CPU: the same text over device/emulator.h, compiled by the C++ compiler of the host.
 
 For tests.  Threads run as fibres, in an order that `seed` varies; reading what no barrier or wait has made visible gives NaN or
-aborts.  One block at a time, so use small shapes.
+an EmulationError.  One block at a time, so use small shapes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from ...extraction.plan import Buffer
 from ..tile import TileProgram
 from .arch import Arch, emulator_arch
 from .emit import Source, emit, is_packed
+
+
+class EmulationError(Exception):
+    """An emitted kernel did what a GPU would not forgive: a stray or misaligned access, a barrier that not all threads reach."""
 
 
 def host_compiler() -> str | None:
@@ -50,8 +54,8 @@ def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np
         args = ", ".join(f"*(({x.type.replace('__restrict__', '')}*)a[{n}])" for n, x in enumerate(f.parameters))
         text.append(f"static void run_{f.name}(void** a) {{ {f.name}({args}); }}")
         text.append(
-            f'extern "C" void launch_{f.name}(void** a, long long grid, int threads, unsigned shared, unsigned seed) '
-            f"{{ emulator::launch(run_{f.name}, a, grid, threads, shared, seed); }}"
+            f'extern "C" const char* launch_{f.name}(void** a, long long grid, int threads, unsigned shared, unsigned seed) '
+            f"{{ return emulator::launch(run_{f.name}, a, grid, threads, shared, seed); }}"
         )
     path, out = os.path.join(folder, "kernel.cpp"), os.path.join(folder, "kernel.so")
     with open(path, "w", encoding="utf-8") as file:
@@ -89,7 +93,9 @@ def _run(
         pointers = (C.c_void_p * len(cells))(*(C.addressof(cells) + 8 * n for n in range(len(cells))))
         call = getattr(library, f"launch_{f.name}")
         call.argtypes = [C.c_void_p, C.c_longlong, C.c_int, C.c_uint, C.c_uint]
-        call(pointers, launch.grid[0], launch.block, launch.smem, seed)
+        call.restype = C.c_char_p
+        if wrong := call(pointers, launch.grid[0], launch.block, launch.smem, seed):
+            raise EmulationError(f"{f.name}: {wrong.decode()}")
     return {b.name: arrays[b.name] for b in buffers.values() if b.kind != "input"}
 
 

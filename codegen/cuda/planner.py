@@ -177,7 +177,7 @@ class Planner(Placement):
         if len(t.inner) > 1 and self.tile[last] % chunk:
             return False
         x = self.p.axes[last]
-        if x.role != "whole" and x.tile % chunk:
+        if x.role != "whole" and self.tile[last] % chunk:  # not the axis' own tile: warps may share that
             return False
         if last in self.p.limits and self.p.limits[last].axes != (last,) and x.extent % chunk:
             return False

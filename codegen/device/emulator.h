@@ -86,8 +86,13 @@ static void (*body)(void**);
 static void** arguments;
 static u32 shared_size;
 
+static char failure[200];           // what went wrong first; no thread goes on then
+
 static void yield() { switch_to(self->context, scheduler); }
-static void fail(const char* what) { fprintf(stderr, "emulator: %s (block %lld, thread %d)\n", what, block, self ? self->index : -1); abort(); }
+static void fail(const char* what) {
+    if (!failure[0]) snprintf(failure, sizeof failure, "%s (block %lld, thread %d)", what, block, self ? self->index : -1);
+    if (self) for (;;) yield();
+}
 
 // All lanes of a warp meet; the last to arrive runs `act` on the arguments of all.
 template <class Act> static void meet(const void* in, void* out, Act act) {
@@ -266,13 +271,9 @@ template <int N> static void store_words(void* p, const Words<N>& x) {
 }
 
 namespace emulator {
-// Run every block of a grid.  `seed` varies the order of threads: 0 in turn, warp by warp first.
-static void launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, u32 seed) {
-    if (!threads) { threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread)); stacks = (char*)malloc((size_t)MAX_THREADS * STACK); }
-    body = kernel; arguments = args; thread_count = count; shared_size = shared; order = seed;
-    shared_memory = (u8*)aligned_alloc(1024, (shared + 2047) / 1024 * 1024);
+static void run_blocks(i64 grid, int count, u32 seed) {
     for (block = 0; block < grid; ++block) {
-        memset(shared_memory, 0xff, shared);                    // NaN, whatever is read before it is written
+        memset(shared_memory, 0xff, shared_size);                  // NaN, whatever is read before it is written
         memset(warps, 0, sizeof warps);
         block_arrived = 0;
         for (int i = 0; i < count; ++i) {
@@ -280,7 +281,7 @@ static void launch(void (*kernel)(void**), void** args, i64 grid, int count, u32
             t.index = i; t.done = false; t.groups = t.copy_count = 0;
             prepare(t.context, stacks + (size_t)i * STACK, STACK, start, scheduler);
         }
-        for (int left = count; left;) {
+        for (int left = count, stuck = 0; left;) {
             const int before = left;
             left = 0;
             const u32 turn = seed ? (order = order * 1664525u + 1013904223u) >> 8 : 0;
@@ -295,16 +296,28 @@ static void launch(void (*kernel)(void**), void** args, i64 grid, int count, u32
                         if (t.done) continue;
                         self = &t;
                         switch_to(scheduler, t.context);
+                        self = nullptr;
+                        if (failure[0]) return;
                     }
                     progress = warps[warp].generation != generation;
                 }
                 for (int l = 0; l < WARP; ++l) left += !threads[warp * WARP + l].done;
             }
-            static int stuck;
             stuck = left == before ? stuck + 1 : 0;
-            if (stuck > 100000) fail("threads wait for ever: a barrier that not all of them reach");
+            if (stuck > 100000) return fail("threads wait for ever: a barrier that not all of them reach");
         }
     }
+}
+
+// Run every block of a grid.  `seed` varies the order of threads: 0 in turn, warp by warp first.  The result says what went wrong,
+// "" if nothing did.
+static const char* launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, u32 seed) {
+    if (!threads) { threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread)); stacks = (char*)malloc((size_t)MAX_THREADS * STACK); }
+    body = kernel; arguments = args; thread_count = count; shared_size = shared; order = seed;
+    shared_memory = (u8*)aligned_alloc(1024, (shared + 2047) / 1024 * 1024);
+    failure[0] = 0;
+    run_blocks(grid, count, seed);
     free(shared_memory);
+    return failure;
 }
 }  // namespace emulator
