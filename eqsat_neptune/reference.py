@@ -381,6 +381,15 @@ def _rebased(h: Monoid, i: int, state: State, merged: list[Any]) -> Any:
     return np.where(exists == 0, 0.0, total)
 
 
+def _weighed(h: Monoid, i: int, state: State) -> Any:
+    """Component i of a state at its own pivots: as it is, but 0 where a pivot that weighs it is its identity."""
+    _, r, x = state
+    own = [e for j, e in h.coef[i] if j == i]
+    pivots = [(int(v[1:]), h.pivots[int(v[1:])]) for e in own for v in variables(e)]
+    empty = [r[p] == REDUCTIONS[kind] for p, kind in pivots if isinstance(kind, str)]
+    return np.where(np.any(np.broadcast_arrays(*empty), axis=0), 0.0, x[i]) if empty else x[i]
+
+
 def merge(h: Monoid, a: State, b: State) -> State:
     """The associative operation of a joint monoid."""
     (ea, ra, xa), (eb, rb, xb) = a, b
@@ -421,6 +430,8 @@ def _fold(h: Monoid, component: int, axis: str, singletons: Sequence[Value], env
     def rows(s: slice) -> State:
         return state[0][s], [r[s] for r in state[1]], [x[s] for x in state[2]]
 
+    if len(state[0]) == 1:                                  # nothing to merge with; an empty element contributes 0 all the same
+        state = state[0], state[1], [_weighed(h, i, state) for i in range(len(h.coef))]
     while (n := len(state[0])) > 1:                         # a tree of merges: the meaning does not depend on the bracketing
         a, tail = merge(h, rows(slice(0, n - n % 2, 2)), rows(slice(1, n, 2))), rows(slice(n - n % 2, n))
         state = (np.concatenate([a[0], tail[0]]), [np.concatenate(c) for c in zip(a[1], tail[1])],

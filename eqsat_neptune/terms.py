@@ -83,6 +83,17 @@ def without(axes: frozenset[str], axis: str) -> frozenset[str]:
     return normalise(out)
 
 
+def blocks_around(axis: str) -> frozenset[str]:
+    """What says how much of a part of an axis exists, the last block being short: k.i → k.o, and k.i.i → k.o and k.i.o."""
+    whole, *steps = axis.split(".")
+    out = set()
+    for step in steps:
+        if step == "i":
+            out.add(outer(whole))
+        whole = f"{whole}.{step}"
+    return frozenset(out)
+
+
 def depends(axes: frozenset[str], axis: str) -> bool:
     """Does a term with these free axes vary along `axis` (or along a part of it)?"""
     return any(a == axis or a.startswith(axis + ".") or axis.startswith(a + ".") for a in axes)
@@ -231,7 +242,8 @@ def _free(op: str, attr: object, args: tuple[Term, ...]) -> frozenset[str]:
         case "iota":
             return frozenset([attr])  # type: ignore[list-item]
         case "red" | "fold":
-            return without(below, attr[-1])  # type: ignore[index]
+            axis: str = attr[-1]  # type: ignore[index]
+            return without(below, axis) if depends(below, axis) else normalise(below | blocks_around(axis))
         case "view":
             return view_free(below, attr)  # type: ignore[arg-type]
         case "gather":

@@ -361,6 +361,39 @@ def test_reductions_of_what_is_constant_along_their_axis() -> None:
         assert (got["seven"] == 7).all()
 
 
+@pytest.mark.parametrize("m, block", [(7, 3), (12, 4), (5, 8)])
+def test_a_short_last_block_counts_what_it_has(m: int, block: int) -> None:
+    """Sums over the places of a block of what is the same at all of them."""
+    x = {"C": rng().standard_normal(4)}
+    parts = {"k.o": -(-m // block), "k.i": block}
+    sizes = red("+", "k.i", num(1.0))
+    outs = {
+        "sizes": (sizes, ("k.o",)),
+        "weighed": (red("+", "k.i", read("C", "i")), ("i", "k.o")),
+        "counts": (fold(SOFT, 1, "k.i", [read("C", "i"), num(1.0)]), ("i", "k.o")),
+    }
+    sums = {
+        "total": (red("+", "k.o", mul(sizes, sizes)), ()),
+        "soft": (fold(SOFT, 1, "k.o", [fold(SOFT, j, "k.i", [read("C", "i"), num(1.0)]) for j in (0, 1)]), ("i",)),
+    }
+    for i_role in (("loop", 1), ("whole", 0)):
+        for o_role in (("grid", 1), ("loop", 1), ("loop", 2), ("whole", 0)):
+            every = outs if o_role[0] == "grid" else outs | sums
+            roles: dict[str, tuple[str, int]] = {"k.o": o_role, "k.i": i_role}
+            for name, (t, axes) in every.items():
+                mine = roles | ({"i": ("grid", 3)} if "i" in axes else {})
+                verify({name: (t, axes)}, mine, dict(i=4, k=m) | parts, x, {"k": block})
+
+
+@pytest.mark.parametrize("role", [("loop", 1), ("whole", 0)])
+def test_one_key_that_is_masked(role: tuple[str, int]) -> None:
+    x = qkv(2, 3, 1, 4, 5)
+    t = [fold(SOFT, 1, "k", [scores("nothing"), v]) for v in (read("V", "h", "k", "e"), num(1.0))]
+    roles = dict(h=("grid", 1), q=("whole", 0), k=role, d=("whole", 0), e=("whole", 0))
+    got = verify({"O": (t[0], ("h", "q", "e")), "L": (t[1], ("h", "q"))}, roles, dict(h=2, q=3, k=1, d=4, e=5), x)
+    assert (got["O"] == 0).all() and (got["L"] == 0).all()
+
+
 def test_chains_of_thousands_of_operations() -> None:
     x = {"X": rng().standard_normal((3, 5))}
     y = read("X", "i", "k")

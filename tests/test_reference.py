@@ -200,9 +200,13 @@ def test_a_part_is_read_at_the_position_of_the_whole() -> None:
 
 def test_short_blocks_count_only_what_exists() -> None:
     env = Env({"k": 7}, block={"k": 3})
-    axes, got = evaluate_term(red("+", "k.i", num(1.0)), env)
-    assert axes == ("k.o",)
+    count = red("+", "k.i", num(1.0))
+    axes, got = evaluate_term(count, env)
+    assert axes == ("k.o",) and count.free == {"k.o"}
     np.testing.assert_array_equal(got, [3, 3, 1])
+    assert red("+", "k.o", count).free == frozenset() and red("+", "k.i", inp("x", (A,))).free == {"a", "k.o"}
+    assert red("+", "k.i.i", num(1.0)).free == {"k.o", "k.i.o"} and red("+", "k.o.o", num(1.0)).free == frozenset()
+    assert red("+", "k.i", inp("x", (K,))).free == {"k.o"} and red("+", "k.i", red("+", "k.o", inp("x", (K,)))).free == frozenset()
 
 
 def test_contraction_in_any_layout() -> None:
@@ -316,6 +320,13 @@ def test_empty_parts_contribute_nothing() -> None:
         np.testing.assert_allclose(value(fold(SOFTMAX, i, "k", single), "a", env), want, rtol=1e-12)
         inner = [fold(SOFTMAX, j, "k.i", single) for j in range(3)]
         np.testing.assert_allclose(value(fold(SOFTMAX, i, "k.o", inner), "a", env), want, rtol=1e-12)
+
+
+def test_a_single_masked_element_contributes_nothing() -> None:
+    env = Env({"a": 2, "k": 1}, {"s": np.array([[-np.inf], [3.0]]), "v": np.array([5.0])})
+    single = [inp("s", (A, K)), num(1.0), inp("v", (K,))]
+    for i, want in enumerate(([-np.inf, 3.0], [0.0, 1.0], [0.0, 5.0])):
+        np.testing.assert_array_equal(value(fold(SOFTMAX, i, "k", single), "a", env), want)
 
 
 @pytest.mark.parametrize("n, block", [(8, 4), (7, 3), (1, 2)])
