@@ -7,7 +7,8 @@ make two loops, and one fold makes one.
 
 Folds become explicit state.  Pivots advance first, then each linear component:  xᵢ ← Σⱼ Aᵢⱼ(r, R)·xⱼ + Σ_tile Σⱼ Aᵢⱼ(m, R)·sⱼ
 with r the old pivots, R the new ones, m and s the tile's singletons (the merge of `Monoid` with the tile absorbed at the
-merged pivot).  Where a max or min pivot is at its identity the coefficient counts as 0.
+merged pivot).  Where a max or min pivot is at its identity the coefficient counts as 0.  A payload is reduced over those elements,
+the old state among them, that are at the new pivot: both sides of that comparison are one value, so it cannot miss.
 """
 
 from __future__ import annotations
@@ -504,6 +505,7 @@ class _Lowering:
         ps, xs = fold_needs(h, comp, t.args)
         named = [p for p in ps if isinstance(h.pivots[p], str)]
         sets = [vanishing(t.args[p], IDENTITY[h.pivots[p]], self.vanish_memo) for p in named]
+        sets += [vanishing(t.args[p], IDENTITY[h.pivots[p][2]], self.vanish_memo) for p in ps if is_payload(h.pivots[p])]
         for i in xs:  # what no such pivot weighs must be 0 itself
             for j, e in h.coef[i]:
                 x = t.args[len(h.pivots) + j]
@@ -624,6 +626,10 @@ def is_fn(pivot: object) -> bool:
     return isinstance(pivot, tuple) and pivot[0] == "fn"
 
 
+def is_payload(pivot: object) -> bool:
+    return isinstance(pivot, tuple) and pivot[0] == "at"
+
+
 def fold_needs(h: Monoid, comp: int, args: tuple[Term, ...]) -> tuple[list[int], list[int]]:
     n = len(h.pivots)
     return h.needed(comp, lambda j: T.is_num(args[n + j], 0.0))
@@ -662,6 +668,8 @@ class _FoldState:
             p = self.h.pivots[i]
             if isinstance(p, str):
                 return True
+            if is_payload(p):
+                return ("p", p[1]) in self.new
             return all(("x", j) in self.new for j in ([p[1]] if p[0] == "mean" else [int(v[1:]) for v in T.variables(p[1])]))
         return all(("p", int(v[1:])) in self.new for _, e in self.row(i) for v in T.variables(e))
 
@@ -701,9 +709,10 @@ class _FoldState:
         axes = self.axes(kind, i)
         c = None
         if self.carries is not None:
-            init, op = (IDENTITY[pivot], pivot) if isinstance(pivot, str) else (0.0, "+")
+            op = pivot if isinstance(pivot, str) else pivot[2] if is_payload(pivot) else "+"
+            init = IDENTITY[op]
             if key not in self.carries:  # else a component that moves with this one has asked for it
-                low.carry(self.carries, key, axes, init, "pivot" if kind == "p" else "linear", op)
+                low.carry(self.carries, key, axes, init, "linear" if kind == "x" or is_payload(pivot) else "pivot", op)
             c = self.carries[key]
         self.old[what] = None if c is None else c.phi
         nxt = self.advance_pivot(i) if kind == "p" else self.advance_linear(i)
@@ -717,6 +726,8 @@ class _FoldState:
         old = self.old["p", i]
         if isinstance(pivot, str):
             return low.reduce(pivot, [self.axis], low.value(self.singles[i], here), here, old, "pivot")
+        if is_payload(pivot):
+            return self.advance_payload(i)
         if pivot[0] == "fn":
             return self.expression(pivot[1], {f"y{j}": v for (k, j), v in self.new.items() if k == "x"}, "pivot")
         # R = r + (tile's weighted sum of (m − r)) / new count: differences from the old mean, never raw sums
@@ -726,6 +737,22 @@ class _FoldState:
             return self.ratio(self.weighted(m, w), n_new)
         step = self.ratio(self.weighted(low.map(here, "sub", (m, old)), w), n_new)
         return low.map(here, "add", (old, step), "pivot")
+
+    def advance_payload(self, i: int) -> Value:
+        """Combined over what is at the new pivot: of the tile, and of the state so far."""
+        low, here = self.low, self.here
+        _, q, op, nans = self.h.pivots[i]  # type: ignore[misc]
+        nothing, new = low.const(IDENTITY[op]), self.new["p", q]
+
+        def kept(x: Value, at: Value) -> Value:
+            hit = low.map(here, "eq", (at, new))
+            if nans:
+                hit = low.map(here, "or", (hit, low.map(here, "isnan", (at,))))
+            return low.map(here, "where", (hit, x, nothing))
+
+        tile = kept(low.value(self.singles[i], here), low.value(self.singles[q], here))
+        old, at = self.old.get(("p", i)), self.old.get(("p", q))
+        return low.reduce(op, [self.axis], tile, here, None if old is None or at is None else kept(old, at))
 
     def weighted(self, m: Value, w: Value | None) -> Value:
         """Σ over the tile of w·m."""

@@ -232,7 +232,7 @@ class _Writer:
 
     def monoid(self, h: Monoid) -> int:
         if h not in self.number:
-            pivots = [p if isinstance(p, str) else [p[0], self.term(p[1]) if p[0] == "fn" else p[1]] for p in h.pivots]
+            pivots = [p if isinstance(p, str) else [p[0], self.term(p[1])] if p[0] == "fn" else [p[0], *p[1:]] for p in h.pivots]
             coef = [[[j, self.term(e)] for j, e in row] for row in h.coef]
             self.append(h, ["monoid", pivots, coef])
         return self.number[h]
@@ -277,6 +277,13 @@ class _Reader:
             if p in ("max", "min"):
                 kinds.append(p)
                 continue
+            if _array(p)[:1] == ["at"]:
+                _, at, op, nans = _array(p, 4)
+                q = natural.decode(at, self)
+                if q >= len(kinds) or kinds[q] not in ("max", "min") or op not in ("max", "min") or type(nans) is not bool:
+                    raise ValueError("a payload of what the monoid does not have")
+                kinds.append(("at", q, op, nans))
+                continue
             kind, what = _array(p, 2)
             if kind not in ("mean", "fn"):
                 raise ValueError(f"unknown pivot {str(kind)[:80]!r}")
@@ -285,7 +292,9 @@ class _Reader:
         if any(j >= len(rows) or not set(variables(e)) <= known[0] for row in rows for j, e in row):
             raise ValueError("a coefficient of what the monoid does not have")
         if any(
-            not isinstance(p, str) and (p[1] >= len(rows) if p[0] == "mean" else not set(variables(p[1])) <= known[1])
+            not isinstance(p, str)
+            and p[0] != "at"
+            and (p[1] >= len(rows) if p[0] == "mean" else not set(variables(p[1])) <= known[1])
             for p in kinds
         ):
             raise ValueError("a pivot of what the monoid does not have")

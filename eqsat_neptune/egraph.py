@@ -16,7 +16,7 @@ from .engine import EGraph, Limits, Phase, literal
 from .graph import Graph, Node
 from .program import Program
 from .reference import evaluate_scalar
-from .rules import analyses, declared, folds
+from .rules import analyses, declared, folds, payloads
 from .rules.rule import Rule
 from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, num, outer, postorder, red, rewrite, show, without
 
@@ -180,6 +180,8 @@ def saturate(
         out.stats.append(eg.saturate("sums", f"(seq {SETTLE} (run sums))", limits))
         out.stats.append(eg.saturate("algebra", f"(seq {SETTLE} (run sums) (run algebra) (run contract))", limits))
         eg.run(f"(run-schedule {SETTLE})")
+        if any(r.name == declared.PAYLOAD.name for r in rules):
+            _payloads(eg, out, split)
         if any(r.name == declared.BREAK.name for r in rules):
             _folds(eg, out, limits, split)
         if split and any(r.phase == "split" for r in rules):
@@ -269,6 +271,23 @@ def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) ->
             stop = phase.stop
             break
     out.stats.append(Phase("folds", rounds, eg.nodes(), time.perf_counter() - start, stop))
+
+
+def _payloads(eg: EGraph, out: Saturated, split: frozenset[str]) -> None:
+    """What is read off at an extremum is carried along with it."""
+    start = time.perf_counter()
+    graph = eg.freeze()
+    found = payloads.find(graph)
+    if not found:
+        return
+    for p in found:
+        eg.act(f"(union {eg.name(graph.term(p.cls), '')} {eg.name(p.value, declared.PAYLOAD.name)})")
+        eg.act(f"(union {eg.name(graph.term(p.extreme), '')} {eg.name(p.pivot, declared.PIVOT.name)})")
+        for t in p.folds:
+            _fold_facts(eg, t, split)
+    eg.flush()
+    eg.run(f"(run-schedule {SETTLE})")
+    out.stats.append(Phase("payloads", 1, eg.nodes(), time.perf_counter() - start, "fixpoint"))
 
 
 def _fold_facts(eg: EGraph, t: Term, split: frozenset[str]) -> None:

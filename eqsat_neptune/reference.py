@@ -401,6 +401,10 @@ def merge(h: Monoid, a: State, b: State) -> State:
         elif kind[0] == "mean":
             na, nb = xa[kind[1]] * ea, xb[kind[1]] * eb
             merged = ra[p] + (rb[p] - ra[p]) * np.where(nb == 0, 0.0, nb / np.where(na + nb == 0, 1.0, na + nb))
+        elif kind[0] == "at":
+            _, q, op, nans = kind
+            sides = [np.where((r[q] == pivots[q]) | (np.isnan(r[q]) & nans), r[p], REDUCTIONS[op]) for r in (ra, rb)]
+            merged = COMBINE[op](*sides)
         else:
             continue
         pivots[p] = np.where(ea == 0, rb[p], np.where(eb == 0, ra[p], merged))

@@ -400,9 +400,10 @@ class Monoid:
     """A state (pivots r₀…, linear components x₀…) with an associative merge.
 
     Merging moves each side from its own pivots r to the merged pivots R by  xᵢ(R) = Σⱼ coef[i][j](r, R)·xⱼ(r)  and adds.
-    pivots[p] is "max" or "min"; ("mean", j): the mean weighted by the counts in linear component j; or ("fn", e): the value of
-    the term e over variables y0, y1 … (the linear components at the merged state).  coef[i] is a tuple of (j, term) whose term
-    has the variables r0… (old pivots) and R0… (new pivots).  A side whose max/min pivot is the identity (−inf, inf) is empty
+    pivots[p] is "max" or "min"; ("mean", j): the mean weighted by the counts in linear component j; ("fn", e): the value of
+    the term e over variables y0, y1 … (the linear components at the merged state); or ("at", q, op, nans): a payload, op ("max"
+    or "min") over the elements that attain the max or min pivot q < p (and, if nans, those that make it NaN).  coef[i] is a
+    tuple of (j, term) whose term has the variables r0… (old pivots) and R0… (new pivots).  A side whose max/min pivot is the identity (−inf, inf) is empty
     and contributes 0, never NaN.
     """
 
@@ -432,7 +433,9 @@ class Monoid:
                 pivots.add(i)
                 p = self.pivots[i]
                 if isinstance(p, tuple):
-                    todo += [("x", p[1])] if p[0] == "mean" else [("x", int(v[1:])) for v in variables(p[1])]
+                    todo += (
+                        [("x", int(v[1:])) for v in variables(p[1])] if p[0] == "fn" else [("p" if p[0] == "at" else "x", p[1])]
+                    )
                 continue
             comps.add(i)
             for j, e in self.coef[i]:

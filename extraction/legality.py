@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from ..graph import Graph, Node
+from ..rules.payloads import is_payload
 
 # largest argument of exp whose result each type holds, with a margin
 EXP_LIMIT = {"float64": 700.0, "float32": 80.0, "bfloat16": 80.0, "float16": 11.0}
@@ -19,10 +20,16 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     compute_dtype   of values that stay in a kernel
     operand_dtype   the 16-bit type to which operands of products are rounded, if the target rounds them
     numerics        "fast" allows every node
+
+    Where a payload is carried with its extremum, looking for the extremum by comparison is no way to get it, not even the source's:
+    values that are computed twice may be rounded in two ways.
     """
+    carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}
     narrow = _operands(graph) if operand_dtype == "float16" else frozenset()
 
     def legal(c: int, n: Node) -> bool:
+        if c in carried and n.op == "red":
+            return False
         if n.why == "source" or n.op != "un" or numerics == "fast":
             return True
         lo, hi = graph.interval(n.args[0])

@@ -571,7 +571,16 @@ SPLIT_FOLD = Rule(
     phase="driver",
 )
 PIVOT = Rule("pivot-of-fold", "folds", "", "", law="the pivot of a fold is the reduction that it follows", phase="driver")
-FOLDS = [BREAK, SPLIT_FOLD, PIVOT]
+PAYLOAD = Rule(
+    "carry-payload",
+    "folds",
+    "",
+    "",
+    law="minₖ where(x = max x, p, ∞) is carried along with max x (and so for min and max in any place): what counts is at the "
+    "pivot of its part, and the part's pivot is the whole's",
+    phase="driver",
+)
+FOLDS = [BREAK, SPLIT_FOLD, PIVOT, PAYLOAD]
 
 RULES: tuple[Rule, ...] = (*NORMAL, *ALGEBRA, *REDUCTIONS, *MASKS, *CONTRACTIONS, *VIEWS, *SPLITS, *EXPAND, *FOLDS)
 

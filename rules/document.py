@@ -23,7 +23,7 @@ FAMILIES = {
     "views": "Tensors that are read under other names.",
     "splits": "A reduction over an axis is one over blocks of reductions inside them.",
     "folds": "Reductions that need each other, joined in one pass. Made by code (`rules/folds.py`), with merges that are derived "
-    "(`rules/repair.py`).",
+    "(`rules/repair.py`); and what is read off at an extremum (`rules/payloads.py`).",
 }
 # what `Rule.numerics` says, in words
 NUMERICS = {

@@ -71,7 +71,7 @@ BOUNDS = {
     "linear_attention": 62,
     "retention": 44,
     "kmeans_assign": 27,
-    "nearest_neighbours": 408,
+    "nearest_neighbours": 423,
     "kernel_sum": 20,
     "kernel_regression": 101,
     "top2_gating": 41,
