@@ -136,7 +136,7 @@ class Bodies(Options):
     def reach(self, x: int) -> list[State]:
         """How a class may come into a body: computed there, or read from memory."""
         own = self.table[x]
-        if not self.r.cut[x] or self.r.stored(x) is not None:
+        if not self.r.read[x] or self.r.stored(x) is not None:
             return own
         items = self.read(x)
         return [*own, State(0.0, 1 << (self.offset[x] + len(self.options[x])), 1 << x, items, 1 << x, 0, 1.0, self.vec(items))]
@@ -210,7 +210,7 @@ class Bodies(Options):
         rank = self.r.rank
 
         def state(c: int, top: bool) -> State | None:
-            if not top and self.r.cut[c] and self.r.stored(c) is None:
+            if not top and self.r.read[c] and self.r.stored(c) is None:
                 return self.reach(c)[-1]
             for i, o in enumerate(self.options[c]):
                 if o.kind == "inline" or any(rank[x] >= rank[c] for x in (*o.children, o.leaf) if x >= 0):

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from .. import terms as T
 from ..graph import Graph, Node
-from ..program import DTYPES, Output, Program
+from ..program import DTYPES, FLOATS, Output, Program
 
 HALF = ("bfloat16", "float16")
 # functions that make much of a little rounding: steep ones, and those that jump
@@ -137,8 +137,14 @@ class Classes:
     def dtype(self, c: int) -> str:
         """The type in which a class is stored.  16 bits only for values of the source that are neither positions nor seen by an
         exp or log, which would amplify the rounding; and float16 only for what fits it or is rounded for a product anyway."""
-        if c in self.outputs:
-            return self.outputs[c][0][1].dtype
+        return self.outputs[c][0][1].dtype if c in self.outputs else self._own_dtype(c)
+
+    def readable(self, c: int) -> bool:
+        """May the class be read from where it is stored?  Not an output that is rounded more than an intermediate would be."""
+        dtype = self.dtype(c)
+        return dtype not in FLOATS or DTYPES[dtype] >= DTYPES[self._own_dtype(c)]
+
+    def _own_dtype(self, c: int) -> str:
         if self.half is None or self.program.compute_dtype != "float32":
             return self.program.compute_dtype
         lo, hi = self.graph.interval(c)

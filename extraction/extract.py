@@ -14,7 +14,8 @@ from ..graph import Graph, Node
 from ..program import Program
 from .build import Builder, Part
 from .classes import Classes
-from .legality import legal_nodes
+from .compared import consistent
+from .legality import legal_nodes, usable
 from .plan import Plan
 from .region import canonical
 from .regions import forced_cuts, regions
@@ -82,8 +83,11 @@ def extract(
     if missing:
         raise PlanError(f"no legal form of output {missing[0]} exists", 'numerics="fast" allows forms that may overflow')
     classes = Classes(graph, program, nodes, model.intermediate)
+    compared, selections = consistent(classes)
+    if compared:
+        classes = Classes(graph, program, usable(selections, graph.outputs), model.intermediate)
     build = Builder(classes, model)
-    cones = regions(classes, forced_cuts(classes, model))
+    cones = regions(classes, forced_cuts(classes, model) | compared, compared)
     found: dict[tuple, Found] = {}
     stats: dict[str, float] = {"regions": len(cones), "nodes": sum(map(len, nodes.values())), "lowerings": 0, "points": 0}
     for done, cone in enumerate(cones):

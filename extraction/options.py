@@ -258,7 +258,7 @@ class Options:
         moved = frozenset(b for a, ix in index for b in (a, *ix.axes))  # type: ignore[attr-defined]
         if any(T.depends(moved, p) for p in self.parts) or any(a.endswith((".o", ".i")) for a in self.r.free[x]):
             return
-        if self._in_memory(x) or self.r.cut[x]:
+        if self._in_memory(x) or self.r.read[x]:
             items = self.item(("view", c), self.ax(c), read=self.bytes(c, self.r.dtype[x]))
             yield Option("view", n, items=items, leaf=-1 if self._in_memory(x) else x)
         if not self._in_memory(x):

@@ -34,6 +34,7 @@ class Region:
     free        free axes of each class
     rank        order in which classes may read each other from memory: only smaller ones
     cut         may the class be stored
+    read        may it be read back from there
     dtype       its type in memory
     outputs     root → arrays of the program that it must fill (others get a buffer of their own)
     """
@@ -43,6 +44,7 @@ class Region:
     free: list[frozenset[str]]
     rank: list[int]
     cut: list[bool]
+    read: list[bool]
     source: list[bool]
     dtype: list[str]
     extents: dict[str, int]
@@ -153,6 +155,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
         [frozenset(map(axis, cl.graph.free[c])) for c in classes],
         [order_of[c] for c in classes],
         [c in cl.materialisable or c in cone.roots for c in classes],
+        [(c in cl.materialisable or c in cone.roots) and cl.readable(c) for c in classes],
         [c in cl.source for c in classes],
         [cl.dtype(c) for c in classes],
         {names[a]: cl.program.axes[a] for a in used},
@@ -167,6 +170,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
         tuple(tuple(sorted(f)) for f in region.free),
         tuple(region.rank),
         tuple(region.cut),
+        tuple(region.read),
         tuple(region.source),
         tuple(region.dtype),
         tuple(sorted(region.extents.items())),

@@ -27,7 +27,7 @@ class Cone:
 
 
 def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
-    """Classes that every plan stores."""
+    """Classes that every plan stores because that is cheaper, or because they are gathered from."""
     out = {n.args[0] for n in cl.source.values() if n.op == "gather" and not cl.is_input(n.args[0])}
     base = model.floor(Work())
     below: dict[int, frozenset[int]] = {}  # products to be computed again with a class
@@ -40,7 +40,8 @@ def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
         again = model.floor(Work(tensor=sum(_flops(cl, x) for x in below[c]))) - base
         if again > WORTH * (model.floor(Work(bytes=2.0 * cl.bytes(c)))) and _widest_use(cl, c, out) >= WIDE:
             out.add(_top_of_chain(cl, c))
-    return frozenset(out)
+    gathered = {n.args[0] for n in cl.source.values() if n.op == "gather"}
+    return frozenset(c for c in out if c in gathered or cl.readable(c))
 
 
 def _flops(cl: Classes, c: int) -> float:
@@ -124,8 +125,8 @@ def _before_views(cl: Classes, c: int) -> int:
     return c
 
 
-def regions(cl: Classes, cuts: frozenset[int]) -> list[Cone]:
-    """Regions in an order in which they can run."""
+def regions(cl: Classes, cuts: frozenset[int], alone: frozenset[int] = frozenset()) -> list[Cone]:
+    """Regions in an order in which they can run.  alone: cuts that are regions of their own, so that all others read them."""
     roots = [c for c in cl.source_order if c in cuts or c in cl.outputs]
     inside: dict[int, dict[int, None]] = {}  # root → classes of its cone in the source, without other cuts
     for r in roots:
@@ -137,7 +138,7 @@ def regions(cl: Classes, cuts: frozenset[int]) -> list[Cone]:
                 seen[c] = None
                 stack.extend(cl.source[c].args)
         inside[r] = seen
-    group = _merge(cl, roots, inside)
+    group = _merge(cl, roots, inside, alone)
     bits = {c: 1 << i for i, c in enumerate(sorted(c for c in cl.nodes if cl.is_input(c) or c in cuts))}
     below = _leaf_bits(cl, cuts, bits)
     out = []
@@ -152,11 +153,11 @@ def regions(cl: Classes, cuts: frozenset[int]) -> list[Cone]:
     return out
 
 
-def _merge(cl: Classes, roots: list[int], inside: dict[int, dict[int, None]]) -> list[list[int]]:
+def _merge(cl: Classes, roots: list[int], inside: dict[int, dict[int, None]], alone: frozenset[int]) -> list[list[int]]:
     """Roots that share a reduction inside, or lie in each other's cones, belong to one region, as long as it stays small."""
     group: dict[int, list[int]] = {r: [r] for r in roots}
     holders: dict[int, list[int]] = {}
-    for r in roots:
+    for r in (r for r in roots if r not in alone):
         for c in inside[r]:
             if cl.source[c].op in ("red", "fold") or (c in inside and c != r):
                 holders.setdefault(c, []).append(r)

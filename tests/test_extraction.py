@@ -221,7 +221,7 @@ def every_body(b: Bodies, root: int, most: int = 4000) -> list[State]:
                 assert len(out) < most
             return
         c, rest = todo[0], todo[1:]
-        if c != root and b.r.cut[c] and b.r.stored(c) is None:
+        if c != root and b.r.read[c] and b.r.stored(c) is None:
             go(rest, chosen | {c: None})
         for i, o in enumerate(b.options[c]):
             go(rest + o.children, chosen | {c: i})
