@@ -214,6 +214,74 @@ def test_few_rows_share_the_keys_between_warps() -> None:
     })  # fmt: skip
 
 
+def rounded_sums(job: Job) -> list[bool]:
+    """Of the sums that add rounded values: do they so on the tensor cores?"""
+    precision = precision_of(job.buffers, job.compute)
+    return [x.by_matrix for p in job.programs for x in plan(p, cuda_arch("sm_90a"), precision).sums.values()]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_weighted_mean_of_one_value_is_that_value(dtype: str) -> None:
+    """Weights with no maximum taken out are rounded for the product: their sum adds what the product takes."""
+
+    def change(inputs: dict[str, np.ndarray]) -> None:
+        inputs["Q"] *= inputs["Q"].dtype.type(3)
+
+    more = dict(mask="causal", cap=8.0, pivot=False, dtype=dtype, change=change)
+    jobs = {
+        "many": attention(n=40, m=40, **more),
+        "few": attention(n=7, m=100, rows=(1, 7), keys=64, **more),
+        "heads": attention(g=3, n=20, m=64, rows=(3, 16), keys=16, **more),
+    }
+    programs, buffers, inputs = [], {}, {}
+    for name, job in jobs.items():
+        assert rounded_sums(job) == [True]
+        names = {b: f"{name}_{b}" for b in job.buffers}
+        buffers |= {names[b.name]: replace(b, name=names[b.name]) for b in job.buffers.values()}
+        inputs |= {names[n]: x for n, x in job.inputs.items()}
+        programs += [lower(renamed_kernel(k, names, name), buffers) for k in job.kernels]
+    (out,) = run(programs, buffers, inputs, seeds=(4,))
+    for name, job in jobs.items():
+        got, v = out[f"{name}_O"], job.inputs["V"]
+        assert np.array_equal(got[:, 0], np.repeat(v[:, 0], len(got) // len(v), 0))
+        error = np.abs(f64(got) - job.want["O"]).max(-1) / np.abs(job.want["O"]).max(-1)
+        assert error[:, :4].max() < 2.0 ** (-8 if dtype == "bfloat16" else -11), error
+
+
+@needs_compiler
+def test_sums_of_operands_in_shared_memory_are_rounded_too() -> None:
+    """Weights on the right of a product, for each column its own, all but one of them 0."""
+    x, v = make("bfloat16", (20, 64), 0), make("bfloat16", (64, 32), 1)
+    b = where(bi("eq", iota("k"), 5.0), un("exp", inp("V", (A("k"), A("e")))), num(0.0))
+    y = T.div(T.red("+", "k", mul(inp("X", (A("m"), A("k"))), b)), T.red("+", "k", b))
+    axes = {"m": Axis(20, 20, "whole"), "k": Axis(64, 32, "loop"), "e": Axis(32, 32, "grid")}
+    job = simple_job({"Y": (y, ("m", "e"))}, axes, {"X": x, "V": v}, {"Y": np.repeat(f64(x)[:, 5:6], 32, 1)}, tolerance=0.0)
+    assert rounded_sums(job) == [False]
+    check_all({"columns": job}, seeds=(1,))
+
+
+def test_sums_beside_unrounded_ones_stay_unrounded() -> None:
+    """What is compared with sums of the same weights that no product rounds must add what they add."""
+    X, W, V, G = inp("X", (A("m"), A("d"))), inp("W", (A("d"), A("k"))), inp("V", (A("k"), A("e"))), inp("G", (A("m"), A("k")))
+    p = un("exp", T.red("+", "d", mul(X, W)))
+    weight, value = T.red("+", "k", p), T.red("+", "k", mul(p, V))
+    mean = T.div(T.red("+", "k", mul(p, un("tanh", G))), weight)
+    axes = {"m": Axis(64, 32, "grid"), "d": Axis(32, 32, "whole"), "k": Axis(64, 32, "loop"), "e": Axis(32, 32, "whole")}
+    shapes = {"X": (64, 32), "W": (32, 64), "V": (64, 32), "G": (64, 64)}
+    inputs = {n: make("bfloat16", s, i, 0.3) for i, (n, s) in enumerate(shapes.items())}
+
+    def sums(**terms: tuple[T.Term, tuple[str, ...]]) -> list[bool]:
+        return rounded_sums(simple_job(terms, axes, inputs, {}))
+
+    assert sums(Y=(T.div(value, weight), ("m", "e"))) == [True]
+    assert sums(Y=(value, ("m", "e")), S=(weight, ("m",))) == [True]
+    assert sums(Y=(T.div(value, add(weight, 1.0)), ("m", "e"))) == [True]
+    assert sums(Y=(sub(value, mean), ("m", "e"))) == []  # the mean is a quotient of two unrounded sums
+    assert sums(Y=(T.div(value, weight), ("m", "e")), Z=(mean, ("m",))) == []
+    assert sums(Y=(value, ("m", "e")), S=(weight, ("m",)), R=(T.red("+", "k", mul(p, p)), ("m",))) == []
+
+
 @needs_compiler
 def test_full_precision_goes_without_tensor_cores() -> None:
     check_all({

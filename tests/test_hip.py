@@ -251,6 +251,25 @@ def test_computes_float32(arch: str) -> None:
     assert emulated(OPERATORS[1].sized(**{**SMALL, "tile": (32, 32)}, dtype="float32"), arch, (3,)) < 1e-6
 
 
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_a_weighted_mean_of_one_value_is_that_value(arch: str) -> None:
+    """Without a maximum, weights are anything: sums add them as products take them."""
+    cxx()
+    v = inp("v", (axis_index("h"), axis_index("j"), axis_index("e")))
+    s = where(bi("le", iota("j"), iota("i")), inp("s", (axis_index("h"), axis_index("i"), axis_index("j"))), num(-math.inf))
+    p = un("exp", s)
+    out = mul(red("+", "j", mul(p, v)), un("recip", red("+", "j", p)))
+    shapes = {"s": (2, 40, 40), "v": (2, 40, 32)}
+    rng = np.random.default_rng(0)
+    inputs = {n: (3 * rng.standard_normal(x)).astype(ml_dtypes.bfloat16) for n, x in shapes.items()}
+    buffers = {n: Buffer(n, x, "bfloat16", "input") for n, x in shapes.items()}
+    buffers["o"] = Buffer("o", (2, 40, 32), "bfloat16", "output")
+    axes = dict(h=Axis(2, 1, "grid"), i=Axis(40, 32, "grid"), j=Axis(40, 32, "loop"), e=Axis(32, 32, "whole"))
+    kernel = Kernel("k0", (Store("o", out, tuple(map(axis_index, "hie"))),), axes, dict(h=2, i=40, j=40, e=32))
+    for got in emulate.run([lower(kernel, buffers)], buffers, inputs, hip_emulator(arch), (0, 3)):
+        assert np.array_equal(got["o"][:, 0], inputs["v"][:, 0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_computes_float16(arch: str) -> None:

@@ -8,7 +8,7 @@ from ..tile import Contract, Loop, walk
 from .layout import Group
 from .reductions import Reductions
 from .schedule import ContractPlan, Operand, Schedule, staged_shape
-from .text import C_TYPES, Names, constant
+from .text import C_TYPES, Names
 
 
 class Contractions(Reductions):
@@ -30,13 +30,7 @@ class Contractions(Reductions):
             elif x.where == "tile" and not (x.held and x.value.id in self.held):
                 self.arrive(x.value.id)
         self.comment(s)
-        acc = s.acc
-        if acc is not None and acc.id not in self.consts:
-            name = self.own(acc, self.get(acc, home), home)
-        else:
-            name = self.variable(s.out)
-            self.t(f"{self.compute} {name}{self.shape(home)};")
-            self.t(f"set_all({name}, {self.get(acc, home) if acc else constant(0.0, self.compute)});")
+        name = self.accumulator(s, home)
         left = self.operand(plan.left, plan, home.row, True, computed.get(id(plan.left)))
         right = self.operand(plan.right, plan, home.column, False)
         call = "contract" if plan.kind == "tensor" else "contract_plain"

@@ -19,8 +19,9 @@ from ..tile import (
 )
 from .layout import COLUMN, ROW, Group, Layout, Unsupported
 from .rewrite import index_axes
-from .schedule import ContractPlan, Operand, Schedule, TilePlan
+from .schedule import ContractPlan, Operand, RoundedSum, Schedule, TilePlan
 from .sides import SideChoice
+from .sums import adds_rounded
 
 
 class Placement(SideChoice):
@@ -39,6 +40,7 @@ class Placement(SideChoice):
                 o.split = s
                 for c in s.carries:
                     o.home[c.out.id] = self.layout(("value", c.out.id), self.axes(c.out), True)
+        self.match_sums()
 
     def place_statement(self, s: Stmt, after: bool) -> None:
         o = self.out
@@ -126,6 +128,26 @@ class Placement(SideChoice):
         if left.where == "tile" and kind == "tensor" and self.ws > 1 and self.out.split is None and self.arch.holds != "never":
             left.held = True
         self.out.contracts[s.out.id] = ContractPlan(kind, dtype, left, right, left_axes, right_axes, inner, steps)
+
+    def match_sums(self) -> None:
+        """Which sums add values that a product over the same axes takes rounded."""
+        o = self.out
+        rounded: dict[tuple[int, frozenset[str]], dict[int, Operand]] = {}  # (value, summed axes) → where, by product
+        for n, plan in o.contracts.items():
+            for x in (plan.left, plan.right) if plan.kind == "tensor" else ():
+                if self.dtype(x.value) is None and not x.value.predicate:
+                    rounded.setdefault((x.value.id, frozenset(plan.inner)), {})[n] = x
+        for s in walk(self.p.body):
+            if not isinstance(s, Reduce) or s.op != "+":
+                continue
+            takers = rounded.get((s.arg.id, frozenset(self.live(s.axes))), {})
+            if not takers or not adds_rounded(self.p, s, frozenset(takers)):
+                continue
+            frame = o.frames[s.out.id]
+            here = [n for n, x in takers.items() if x is o.contracts[n].left and x.where == "register" and x.layout == frame]
+            plan = o.contracts[(here or list(takers))[0]]
+            by_matrix = bool(here) and o.home[s.out.id] == Layout(frame.row, None)
+            o.sums[s.out.id] = RoundedSum(plan.dtype, plan.steps, by_matrix)
 
     def operand_layout(self, own: tuple[str, ...], inner: tuple[str, ...], after: bool) -> Layout:
         return Layout(self.group(own[0], ROW, after), self.group(inner[0], COLUMN, after))
@@ -227,6 +249,8 @@ class Placement(SideChoice):
         if not isinstance(d, Reduce) or d.acc is None or d.op != c.op:
             return False
         if self.reduced(self.out.frames[d.out.id], set(self.live(d.axes))) != self.out.home[d.out.id]:
+            return False
+        if d.out.id in self.out.sums and self.out.sums[d.out.id].by_matrix:
             return False
         chain, v = {d.out.id}, d.acc
         while v != c.phi:

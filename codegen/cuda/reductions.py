@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...terms import REDUCTIONS, Affine
-from ..tile import Reduce, Value
+from ..tile import Contract, Reduce, Value
 from .copies import Copies
 from .layout import COLUMN, Group, Layout
-from .schedule import missing_limits
-from .text import constant
+from .schedule import RoundedSum, missing_limits
+from .text import C_TYPES, constant
 
 OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
 
@@ -15,6 +15,10 @@ OPS = {"+": "Add", "*": "Mul", "max": "Max", "min": "Min"}
 class Reductions(Copies):
     def reduce(self, s: Reduce) -> None:
         frame, home = self.s.frames[s.out.id], self.s.home[s.out.id]
+        rounded = self.s.sums.get(s.out.id)
+        if rounded and rounded.by_matrix:
+            self.sum_rows(s, rounded)
+            return
         source = self.get(s.arg, frame)
         reduced = set(self.live(s.axes))
         op, identity = OPS[s.op], constant(REDUCTIONS[s.op], self.compute)
@@ -37,7 +41,9 @@ class Reductions(Copies):
                     self.t("#pragma unroll")
                     self.t(f"for (int {var} = 0; {var} < {g.slots}; ++{var})")
                     self.t.depth += 1
-            self.t(f"x = {op}::of(x, {cast}{source}{self.at(frame)});")
+            term = f"{cast}{source}{self.at(frame)}"
+            term = f"value(as<{C_TYPES[rounded.dtype]}>({term}))" if rounded else term
+            self.t(f"x = {op}::of(x, {term});")
             self.t.depth -= sum(g is not None for g in inner)
             if not deferred:
                 self.t(f"x = {self.across_lanes('x', op, rows, columns, frame)};")
@@ -52,6 +58,24 @@ class Reductions(Copies):
                     at = self.at(home)
                     acc_at = acc if s.acc.id in self.consts else acc + at
                     self.t(f"{name}{at} = {op}::of({acc_at}, {name}{at});")
+        self.env[s.out.id, home] = name
+
+    def accumulator(self, s: Reduce | Contract, home: Layout) -> str:
+        """The variable that a sum starts with and ends up in."""
+        if s.acc is not None and s.acc.id not in self.consts:
+            return self.own(s.acc, self.get(s.acc, home), home)
+        name = self.variable(s.out)
+        self.t(f"{self.compute} {name}{self.shape(home)};")
+        self.t(f"set_all({name}, {self.get(s.acc, home) if s.acc else constant(0.0, self.compute)});")
+        return name
+
+    def sum_rows(self, s: Reduce, rounded: RoundedSum) -> None:
+        """On the tensor cores: fewer instructions than to round the values and add them."""
+        frame, home = self.s.frames[s.out.id], self.s.home[s.out.id]
+        source = self.mask_missing(s.arg, frame, set(s.axes), 0.0, self.get(s.arg, frame))
+        self.comment(s)
+        name = self.accumulator(s, home)
+        self.t(f"sum_rows<{rounded.steps}>({name}, rounded<{C_TYPES[rounded.dtype]}>({source}));")
         self.env[s.out.id, home] = name
 
     def across_lanes(self, x: str, op: str, rows: bool, columns: bool, frame: Layout) -> str:

@@ -75,6 +75,17 @@ class ContractPlan:
     steps: int = 0
 
 
+@dataclass(frozen=True)
+class RoundedSum:
+    """A sum of what is also an operand, rounded, of a product over the same axes.  It adds the rounded values: so in a quotient of
+    the two the rounding cancels, and a mean of one value is that value.  by_matrix: as a product with ones (whole rows of a left
+    operand that stays in registers, `steps` as in its product)."""
+
+    dtype: str
+    steps: int
+    by_matrix: bool
+
+
 @dataclass
 class Schedule:
     program: TileProgram
@@ -93,6 +104,7 @@ class Schedule:
     store_frames: dict[int, Layout] = field(default_factory=dict)  # by id() of the Store, within one plan
     tiles: dict[int, TilePlan] = field(default_factory=dict)
     contracts: dict[int, ContractPlan] = field(default_factory=dict)
+    sums: dict[int, RoundedSum] = field(default_factory=dict)  # by id of a Reduce's result
     deferred: frozenset[int] = frozenset()  # phis of carries kept as partial sums of each lane until their loop ends
     scratch: int = 0
     scratch_bytes: int = 0

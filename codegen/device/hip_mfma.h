@@ -115,6 +115,22 @@ template <typename Type, int RS, int CS> struct Rounded {
 };
 template <typename T, int RS, int CS> DEV Rounded<T, RS, CS> rounded(const float (&x)[RS][CS]) { return {x}; }
 
+// acc += the sum of each row of a over KT steps of 32 inner elements: a product with ones.
+template <int KT, int RS, class A> DEV void sum_rows(float (&acc)[RS], const A& a) {
+    const u32 ones = pack(typename A::T{}, 1.0f, 1.0f);
+#pragma unroll
+    for (int i = 0; i < RS; ++i) {
+        float same[3] = {0.0f, 0.0f, 0.0f};                    // other columns: the same sums
+#pragma unroll
+        for (int k = 0; k < KT; ++k) {
+            u32 left[4];
+            a.load(left, i, k);
+#pragma unroll
+            for (int s = 0; s < 4; s += 2) mfma_16x16x16(typename A::T{}, acc[i], same[0], same[1], same[2], ones, ones, left[s], left[s + 1]);
+        }
+    }
+}
+
 // acc += a · b over KT steps of 32 inner elements, on the matrix cores.
 template <int KT, int RS, int CS, class A, class B> DEV void contract(float (&acc)[RS][CS], const A& a, const B& b) {
     static_assert(CS % 8 == 0, "columns of whole fragments");

@@ -127,6 +127,23 @@ template <typename Type, int RS, int CS> struct Rounded {
 };
 template <typename T, int RS, int CS> DEV Rounded<T, RS, CS> rounded(const float (&x)[RS][CS]) { return {x}; }
 
+// acc += the sum of each row of a over KT steps of 32 inner elements: a product with ones.
+template <int KT, int RS, class A> DEV void sum_rows(float (&acc)[RS], const A& a) {
+    const u32 one = pack(typename A::T{}, 1.0f, 1.0f), ones[4] = {one, one, one, one};
+#pragma unroll
+    for (int i = 0; i < RS; ++i) {
+        float d[8] = {acc[i]};                                 // the others are other columns: the same sums
+#pragma unroll
+        for (int k = 0; k < KT; ++k) {
+            u32 left[4][4];
+            a.load(left, i, k);
+#pragma unroll
+            for (int s = 0; s < 4; s += 2) wmma_16x16x16(typename A::T{}, d, ones, ones, left[s], left[s + 1]);
+        }
+        acc[i] = d[0];
+    }
+}
+
 // acc += a · b over KT steps of 32 inner elements, on the matrix cores.
 template <int KT, int RS, int CS, class A, class B> DEV void contract(float (&acc)[RS][CS], const A& a, const B& b) {
     static_assert(CS % 16 == 0, "columns of whole fragments");

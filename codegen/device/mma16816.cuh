@@ -95,6 +95,21 @@ template <typename Type, int RS, int CS> struct Rounded {
 };
 template <typename T, int RS, int CS> DEV Rounded<T, RS, CS> rounded(const float (&x)[RS][CS]) { return {x}; }
 
+// acc += the sum of each row of a over KT steps of 16 inner elements: a product with ones.
+template <int KT, int RS, class A> DEV void sum_rows(float (&acc)[RS], const A& a) {
+    const u32 ones = pack(typename A::T{}, 1.0f, 1.0f);
+#pragma unroll
+    for (int i = 0; i < RS / 2; ++i) {
+        float same[2] = {0.0f, 0.0f};                          // other columns: the same sums
+#pragma unroll
+        for (int k = 0; k < KT; ++k) {
+            u32 left[4];
+            a.load(left, i, k);
+            mma_16x8x16(typename A::T{}, acc[2 * i], same[0], acc[2 * i + 1], same[1], left, ones, ones);
+        }
+    }
+}
+
 // acc += a · b over KT steps of 16 inner elements, on the tensor cores.
 template <int KT, int RS, int CS, class A, class B> DEV void contract(float (&acc)[RS][CS], const A& a, const B& b) {
     constexpr int MT = RS / 2, NT = CS / 2;
