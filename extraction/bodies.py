@@ -206,19 +206,21 @@ class Bodies(Options):
         return self._roots[roots]
 
     def apart(self, root: int) -> State | None:
-        """The body that reads from memory whatever may lie there: the kernel that can always be made."""
+        """The body that reads from memory whatever may lie there, partial results aside: the kernel that can always be made."""
         rank = self.r.rank
+        parted = [any("." in a for a in free) for free in self.r.free]
 
         def state(c: int, top: bool) -> State | None:
             if not top and self.r.read[c] and self.r.stored(c) is None:
                 return self.reach(c)[-1]
             for i, o in enumerate(self.options[c]):
-                if o.kind == "inline" or any(rank[x] >= rank[c] for x in (*o.children, o.leaf) if x >= 0):
+                below = [x for x in (*o.children, o.leaf) if x >= 0]
+                if o.kind == "inline" or any(rank[x] >= rank[c] or parted[x] > parted[c] for x in below):
                     continue
                 out: State | None = self._start(c, i, o)
                 for x in o.children:
-                    below = state(x, False)
-                    out = self.join(out, below) if out is not None and below is not None else None
+                    child = state(x, False)
+                    out = self.join(out, child) if out is not None and child is not None else None
                 if out is not None:
                     out.reduced |= o.reduced
                     return out

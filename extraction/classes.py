@@ -11,6 +11,7 @@ from functools import cached_property
 from .. import terms as T
 from ..graph import Graph, Node
 from ..program import DTYPES, FLOATS, Output, Program
+from ..rules.payloads import is_payload
 
 HALF = ("bfloat16", "float16")
 # functions that make much of a little rounding: steep ones, and those that jump
@@ -135,8 +136,8 @@ class Classes:
         return next((d for d in dtypes if d in HALF), None)
 
     def dtype(self, c: int) -> str:
-        """The type in which a class is stored.  16 bits only for values of the source that are neither positions nor seen by an
-        exp or log, which would amplify the rounding; and float16 only for what fits it or is rounded for a product anyway."""
+        """The type in which a class is stored.  16 bits only for values of the source that are neither positions nor products
+        about to be summed nor seen by an exp, a log or a jump, which would amplify the rounding; and float16 only for what fits it or is rounded for a product anyway."""
         return self.outputs[c][0][1].dtype if c in self.outputs else self._own_dtype(c)
 
     def readable(self, c: int) -> bool:
@@ -149,14 +150,20 @@ class Classes:
             return self.program.compute_dtype
         lo, hi = self.graph.interval(c)
         fits = self.half != "float16" or (lo >= -FLOAT16_MAX and hi <= FLOAT16_MAX) or c in self._operands
-        narrow = c in self.source and c not in self._positions and c not in self._amplified and fits
+        exact = c in self._positions or c in self._amplified or c in self._products
+        narrow = c in self.source and not exact and fits
         return self.half if narrow else self.program.compute_dtype
 
     @cached_property
     def _operands(self) -> frozenset[int]:
         """Factors of the products that the source sums."""
-        products = [n.args[0] for n in self.source.values() if n.op == "red" and n.attr[0] == "+"]  # type: ignore[index]
-        return frozenset(a for p in products if self.source[p].op == "mul" for a in self.source[p].args)
+        return frozenset(a for p in self._products for a in self.source[p].args)
+
+    @cached_property
+    def _products(self) -> frozenset[int]:
+        """Products that the source sums: they are summed as they are, not rounded one by one."""
+        summed = (n.args[0] for n in self.source.values() if n.op == "red" and n.attr[0] == "+")  # type: ignore[index]
+        return frozenset(p for p in summed if self.source[p].op == "mul")
 
     @cached_property
     def _positions(self) -> frozenset[int]:
@@ -180,7 +187,8 @@ class Classes:
         for c in reversed(self.source_order):
             n = self.source[c]
             passes = c in out and (n.op in ELEMENTWISE or n.op == "view" or (n.op == "red" and n.attr[0] != "+"))  # type: ignore[index]
-            if passes or (n.op in ("un", "bi") and n.attr in AMPLIFIES):
+            jumps = (n.op in ("un", "bi") and n.attr in AMPLIFIES) or (n.op == "fold" and is_payload(n.attr))
+            if passes or jumps:
                 out.update(a for a in n.args)
         return frozenset(out)
 

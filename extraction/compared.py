@@ -27,8 +27,9 @@ def consistent(cl: Classes) -> tuple[frozenset[int], dict[int, list[Node]]]:
             left, right = (_selected(cl, a) for a in n.args)
             common = (left & right) - exact
             tops = common - {x for c in common for x in _selected(cl, c) if x != c}
-            stored |= tops
-            between |= {c for c in left | right if c not in common and _selected(cl, c) & tops}
+            bases = {_base(cl, c, exact) for c in tops}
+            stored |= bases
+            between |= {c for c in left | right if _selected(cl, c) & bases}
     if not stored:
         return frozenset(), cl.nodes
     nodes = dict(cl.nodes)
@@ -73,6 +74,13 @@ def _selected(cl: Classes, c: int) -> frozenset[int]:
             seen.add(x)
             todo.extend(_passed(cl, cl.source[x]))
     return frozenset(seen)
+
+
+def _base(cl: Classes, c: int, exact: frozenset[int]) -> int:
+    """What a class is selected from, as long as that is one thing."""
+    while len(below := [a for a in dict.fromkeys(_passed(cl, cl.source[c])) if a not in exact]) == 1:
+        c = below[0]
+    return c
 
 
 def _exact(cl: Classes) -> frozenset[int]:

@@ -139,7 +139,10 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
         [Node(n.op, attr(n), tuple(number[a] for a in n.args), "source" if n.why == "source" else "") for n in nodes[c]]
         for c in classes
     ]
-    order_of = {c: i for i, c in enumerate(sorted(classes, key=lambda c: (cl.size(c), number[c])))}
+    whole = {
+        c: not any("." in a for a in cl.graph.free[c]) for c in classes
+    }  # partial results come before what they are parts of
+    order_of = {c: i for i, c in enumerate(sorted(classes, key=lambda c: (cl.size(c), whole[c], number[c])))}
     outputs = {
         number[c]: tuple(
             Memory(f"o{i}", o.shape, o.dtype, tuple(map(affine, o.index(cl.program.axes))))
