@@ -15,18 +15,18 @@ from eqsat_neptune.codegen.cuda import emulate
 from eqsat_neptune.codegen.hip import hip_emulator
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.serial import from_json, to_json
-from eqsat_neptune.cost_models import CostModel, Cpu, model_for
+from eqsat_neptune.cost_models import Cpu, model_for
 from eqsat_neptune.cost_models.host import HostModel
 from eqsat_neptune.cost_models.machines import H200
 from eqsat_neptune.cost_models.roofline import Roofline
 from eqsat_neptune.extraction.extract import extract
 from eqsat_neptune.extraction.plan import Kernel, Plan, Store
 from eqsat_neptune.rules.payloads import is_payload
-from eqsat_neptune.runtime.cpu import CpuRunner
 
 import eqsat_neptune as en
 from eqsat_neptune import egraph, rules, terms, xp
 from eqsat_neptune.program import Program
+from eqsat_neptune.runtime.cpu import CpuRunner
 from eqsat_neptune.terms import Term, postorder
 from eqsat_neptune.testing import check_graph
 
@@ -286,7 +286,7 @@ def test_a_rounded_output_is_not_read_back_where_rounding_shows() -> None:
     for model in (*MODELS.values(), model_for("cpu")):
         found = extract(egraph.saturate(p).graph, p, model)
         for q in (found.plan, *(c.plan for c in found.candidates)):
-            y, weights = CpuRunner(p, q)(arrays, None)
+            _, weights = CpuRunner(p, q)(arrays, None)
             np.testing.assert_allclose(weights.astype(float), en.evaluate(p, *arrays)[1], atol=2e-3)
 
 
