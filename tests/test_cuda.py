@@ -434,6 +434,30 @@ def test_warps_that_share_a_tile_copy_what_is_aligned(keys: int) -> None:
 
 
 @needs_compiler
+def test_masks_over_what_varies_less_than_they_do() -> None:
+    """A selection that only tiles at the edge need, of a value for each row (key), of a truth value, of a constant."""
+    x, y = make("float32", (40, 50), 0), make("float32", (50, 24), 1)
+    X, Y, c, b = inp("X", (A("m"), A("k"))), inp("Y", (A("k"), A("e"))), inp("X", (A("m"), Affine(3))), inp("Y", (A("k"), Affine(2)))
+    keep = bi("le", iota("k"), iota("m"))
+    live = np.arange(50)[None] <= np.arange(40)[:, None]
+    kept = {
+        "row": (c, f64(x)[:, 3:4]), "key": (b, f64(y)[:, 2]), "truth": (bi("lt", X, b), f64(x) < f64(y)[:, 2]), "one": (num(1.0), 1.0),
+        "row_truth": (bi("lt", c, 0.2), f64(x)[:, 3:4] < 0.2), "all": (un("tanh", X), np.tanh(f64(x))),
+    }  # fmt: skip
+    jobs = {}
+    for name, (t, v) in kept.items():
+        w = np.where(live, v, 0.0)
+        s = where(keep, t, num(0.0))
+        terms = {"S": (T.red("+", "k", s), ("m",)), "Z": (T.red("+", "k", mul(s, Y)), ("m", "e"))}
+        axes = {"m": Axis(40, 16, "grid"), "k": Axis(50, 16, "loop"), "e": Axis(24, 24, "whole")}
+        for part in ("S", "Z"):
+            mine = {a: axes[a] for a in ("mk" if part == "S" else "mke")}
+            want = {"S": w.sum(-1) if part == "S" else None, "Z": w @ f64(y)}[part]
+            jobs[name + part] = simple_job({part: terms[part]}, mine, {"X": x, "Y": y}, {part: want}, "float32", tolerance=2e-6)
+    check_all(jobs, seeds=(1,))
+
+
+@needs_compiler
 def test_what_fits_no_fragment_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products over a batch inside one block, distances that are never multiplied out; and everything else, if need be."""
     x, y = make("float32", (3, 20, 9), 0), make("float32", (3, 9, 13), 1)

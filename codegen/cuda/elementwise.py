@@ -44,13 +44,15 @@ class Elementwise(Registers):
         """Is it a selection that changes nothing except on tiles at the edge of a loop's range?"""
         if not isinstance(s, Map) or s.fn != "where" or not self.loops or layout.row is None or layout.column is None:
             return False
-        m = self.defs.get(s.args[0].id)
+        m, kept = self.defs.get(s.args[0].id), s.args[1]
         loop = self.loops[-1]
         return (
             isinstance(m, Mask)
             and set(m.constraints) <= set(loop.loop.constraints)
             and loop.edges
-            and s.args[1].id not in self.consts
+            and kept.id not in self.consts
+            and not kept.predicate
+            and layout.restricted(self.live(kept.axes)) == layout
         )
 
     def patch(self, s: Map, layout: Layout) -> None:
