@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes as C
 import os
+import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,13 +19,18 @@ import numpy as np
 
 from ...errors import CompilationError, CompilerNotFound
 from ...extraction.plan import Buffer
+from ...program import DTYPES
+from ...runtime.module import TensorMap
 from ..tile import TileProgram
 from .arch import Arch, emulator_arch
 from .emit import Source, emit, is_packed
 
+_ALIGNMENT = 256  # of outputs and workspaces, bytes
+
 
 class EmulationError(Exception):
-    """An emitted kernel did what a GPU would not forgive: a stray or misaligned access, a barrier that not all threads reach."""
+    """An emitted kernel did what a GPU would not forgive: a stray or misaligned access, a barrier that not all threads reach, a race
+    with an asynchronous copy or matrix product."""
 
 
 def host_compiler() -> str | None:
@@ -38,11 +45,24 @@ def run(
     seeds: Sequence[int] = (0,),
 ) -> list[dict[str, np.ndarray]]:
     """Outputs (and temporaries) by name, once for each seed; 16-bit and 8-bit floats as ml_dtypes arrays."""
-    arch = arch or emulator_arch()
-    source = emit(programs, buffers, arch)
+    return run_source(emit(programs, buffers, arch or emulator_arch()), buffers, inputs, seeds)
+
+
+def run_source(
+    source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np.ndarray], seeds: Sequence[int] = (0,)
+) -> list[dict[str, np.ndarray]]:
+    """The same for text that is there already."""
     with tempfile.TemporaryDirectory(prefix="eqsat_neptune_") as folder:
-        library = build(source, buffers, inputs, folder)
-        return [_run(library, source, buffers, inputs, seed) for seed in seeds]
+        return launch(build(source, buffers, inputs, folder), source, buffers, inputs, seeds)
+
+
+def launch(
+    library: C.CDLL, source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np.ndarray], seeds: Sequence[int] = (0,)
+) -> list[dict[str, np.ndarray]]:
+    """The same for what `build` made of a source's text.  Workspaces that are no buffers begin as zeros, and each run finds them as
+    the one before has left them: so it is on a GPU."""
+    scratch = {n: np.zeros(size + _ALIGNMENT, np.uint8) for n, size in source.workspaces.items() if n not in buffers}
+    return [_run(library, source, buffers, inputs, scratch, seed) for seed in seeds]
 
 
 def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np.ndarray], folder: str) -> C.CDLL:
@@ -73,30 +93,67 @@ def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np
 
 
 def _run(
-    library: C.CDLL, source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np.ndarray], seed: int
+    library: C.CDLL,
+    source: Source,
+    buffers: Mapping[str, Buffer],
+    inputs: Mapping[str, np.ndarray],
+    scratch: Mapping[str, np.ndarray],
+    seed: int,
 ) -> dict[str, np.ndarray]:
     arrays = dict(inputs)
     for b in buffers.values():
         if b.kind != "input":
-            raw = np.full(b.size * numpy_dtype(b.dtype).itemsize + 64, 0xFF, np.uint8)  # poison
-            skip = -raw.ctypes.data % 64
+            raw = np.full(b.size * numpy_dtype(b.dtype).itemsize + _ALIGNMENT, 0xFF, np.uint8)  # poison
+            skip = -raw.ctypes.data % _ALIGNMENT
             arrays[b.name] = raw[skip : skip + b.size * numpy_dtype(b.dtype).itemsize].view(numpy_dtype(b.dtype)).reshape(b.shape)
     values: dict[str, int] = {}
     for name, x in arrays.items():
         values[name] = x.ctypes.data
         for n, s in enumerate(x.strides):
             values[f"{name}.stride{n}"] = s // x.itemsize
-    scratch = {n: np.full(size, 0xFF, np.uint8) for n, size in source.workspaces.items() if n not in arrays}
-    values |= {n: x.ctypes.data for n, x in scratch.items()}
-    for f, launch in zip(source.functions, source.launches):
-        cells = (C.c_int64 * len(launch.args))(*(values[str(a)] for a in launch.args))
-        pointers = (C.c_void_p * len(cells))(*(C.addressof(cells) + 8 * n for n in range(len(cells))))
+    values |= {n: x.ctypes.data + -x.ctypes.data % _ALIGNMENT for n, x in scratch.items()}
+    for f, one in zip(source.functions, source.launches):
+        cells = C.create_string_buffer(128 * len(one.args) + 64)
+        start = C.addressof(cells) + -C.addressof(cells) % 64
+        pointers = (C.c_void_p * len(one.args))(*(start + 128 * n for n in range(len(one.args))))
+        for at, a in zip(pointers, one.args):
+            cell = (
+                _tensor_map(a, values) if isinstance(a, TensorMap) else struct.pack("<q", a if isinstance(a, int) else values[a])
+            )
+            C.memmove(at, cell, len(cell))
         call = getattr(library, f"launch_{f.name}")
         call.argtypes = [C.c_void_p, C.c_longlong, C.c_int, C.c_uint, C.c_uint]
         call.restype = C.c_char_p
-        if wrong := call(pointers, launch.grid[0], launch.block, launch.smem, seed):
-            raise EmulationError(f"{f.name}: {wrong.decode()}")
+        if wrong := call(pointers, one.grid[0], one.block, one.smem, seed):
+            raise EmulationError(f"{f.name}: {_with_lines(wrong.decode(), source.text)}")
     return {b.name: arrays[b.name] for b in buffers.values() if b.kind != "input"}
+
+
+def _tensor_map(m: TensorMap, values: Mapping[str, int]) -> bytes:
+    """The struct TensorMap of device/emulator_sm90.h; refuses what the driver would."""
+    address, width, rank = values[m.buffer], DTYPES[m.dtype], len(m.dims)
+    dims, steps = ([values[x] if isinstance(x, str) else x for x in xs] for xs in (m.dims, m.strides))
+    strides = [s * width for s in steps]
+    inner = m.box[0] * width
+    wrong = (
+        not 1 <= rank <= 5 or len(m.box) != rank or len(strides) != rank - 1,
+        address % 16 or any(s % 16 or not 0 <= s < 2**40 for s in strides),
+        not all(1 <= n <= 2**32 for n in dims) or not all(1 <= n <= 256 for n in m.box),
+        inner % 16 or m.swizzle not in (0, 32, 64, 128) or (m.swizzle and inner > m.swizzle),
+    )
+    if any(wrong):
+        raise EmulationError(f"no tensor map can describe {m} at {address:#x} with dims {dims}, strides {steps}")
+    if m.swizzle and inner != m.swizzle:
+        raise EmulationError(f"{m}: not emulated: rows of a box that are shorter than the swizzle")
+    dims, strides, box = ([*xs, *[0] * n][:n] for xs, n in ((dims, 5), (strides, 4), (m.box, 5)))
+    return struct.pack("<QII5Q4Q5II16x", address, rank, width, *dims, *strides, *box, m.swizzle)
+
+
+def _with_lines(message: str, text: str) -> str:
+    """The message, with the lines of the text that it names."""
+    lines = text.split("\n")
+    named = dict.fromkeys(int(n) for n in re.findall(r"\bline (\d+)", message))
+    return "\n".join([message, *(f"{n:6} | {lines[n - 1].strip()}" for n in named if 0 < n <= len(lines))])
 
 
 def numpy_dtype(name: str) -> np.dtype:

@@ -1,6 +1,7 @@
 // The primitives of sm80.cuh on the CPU, to check emitted kernels without a GPU: a fibre for each thread; what a warp does
 // together is done by the last lane to arrive; asynchronous copies land as late as they may.
 #include <math.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +32,7 @@ typedef long long i64;
 constexpr int WARP = WARP_SIZE;
 
 namespace emulator {
-constexpr int MAX_THREADS = 1024, STACK = 256 * 1024;
+constexpr int MAX_THREADS = 1024, MAX_COPIES = 4096, STACK = 256 * 1024;
 struct Copy { u32 to; const void* from; int bytes, group; };
 
 // ---- fibres: a dozen instructions on x86-64, ucontext elsewhere
@@ -62,15 +63,27 @@ static void prepare(Context& c, char* stack, size_t size, void (*f)(), Context& 
 }
 #endif
 
+// The line of the source text that calls a primitive: the default of its last parameter.
+struct Line {
+    int number;
+    static Line here(int number = __builtin_LINE()) { return {number}; }
+};
+
 struct Thread {
     Context context;
     int index, groups;
-    bool done;
-    Copy copies[4096];
+    bool done, polled;
+    const int* counter;             // it waits until this is no longer `seen`: for `what` (a format for what follows), at `line`
+    int seen, line;
+    const char* what;
+    u32 place, which;
+    const int* missing;
+    Copy* copies;                   // MAX_COPIES, elsewhere: a round over all threads should touch few pages
     int copy_count;
 };
 struct Warp {
     int arrived, generation;
+    const void* action;
     const void* in[WARP];
     void* out[WARP];
 };
@@ -86,44 +99,75 @@ static void (*body)(void**);
 static void** arguments;
 static u32 shared_size;
 
-static char failure[200];           // what went wrong first; no thread goes on then
+// What works beside the threads, if a header after this one has any of it.
+struct Engines {
+    void (*begin)();                // a block begins
+    void (*end)();                  // a block's threads are through
+    bool (*work)(bool late);        // do something, or nothing yet; late: something, for no thread can go on.  Was anything done?
+    void (*stored)(u32 at, u32 bytes);          // a thread has written to shared memory
+};
+static const Engines* engines;
+
+static char failure[1000];          // what went wrong first; no thread goes on then
 
 static void yield() { switch_to(self->context, scheduler); }
-static void fail(const char* what) {
-    if (!failure[0]) snprintf(failure, sizeof failure, "%s (block %lld, thread %d)", what, block, self ? self->index : -1);
+__attribute__((format(printf, 1, 2))) static void fail(const char* format, ...) {
+    if (!failure[0]) {
+        va_list list;
+        va_start(list, format);
+        int n = vsnprintf(failure, sizeof failure, format, list);
+        va_end(list);
+        n = n < (int)sizeof failure ? n : (int)sizeof failure - 1;
+        if (self) snprintf(failure + n, sizeof failure - n, " (block %lld, thread %d)", block, self->index);
+        else snprintf(failure + n, sizeof failure - n, " (block %lld)", block);
+    }
     if (self) for (;;) yield();
 }
 
+// Until `counter` is no longer `seen`; the rest says for what, should that never be.
+static void wait_while(const int& counter, int seen, const char* what, Line line, u32 place = 0, u32 which = 0, const int* missing = nullptr) {
+    Thread& t = *self;
+    t.seen = seen; t.what = what; t.line = line.number; t.place = place; t.which = which; t.missing = missing;
+    t.counter = &counter;
+    while (*(const volatile int*)&counter == seen) yield();
+    t.counter = nullptr;
+}
+// Let all others go on first: for a thread that asks again and again.
+static void poll() { self->polled = true; yield(); }
+
 // All lanes of a warp meet; the last to arrive runs `act` on the arguments of all.
-template <class Act> static void meet(const void* in, void* out, Act act) {
+template <class Act> static void meet(const void* in, void* out, Act act, Line line = Line::here()) {
+    static char action;
     Warp& w = warps[self->index / WARP];
     const int lane = self->index % WARP;
+    if (w.arrived && w.action != &action) fail("line %d: the lanes of a warp meet at different operations", line.number);
+    w.action = &action;
     w.in[lane] = in; w.out[lane] = out;
     if (++w.arrived == WARP) {
         act(w.in, w.out);
         w.arrived = 0; w.generation++;
     } else {
-        const int g = w.generation;
-        while (w.generation == g) yield();
+        wait_while(w.generation, w.generation, "the other lanes of the warp", line);
     }
 }
 static void start() { body(arguments); self->done = true; for (;;) yield(); }
 }  // namespace emulator
 
 static u8* shared_memory;
-static void check_shared(u32 at, u32 bytes) { if (at + bytes > emulator::shared_size || at % bytes) emulator::fail("shared access out of range or misaligned"); }
+static void check_shared(u32 at, u32 bytes) {
+    if (bytes > emulator::shared_size || at > emulator::shared_size - bytes || at % bytes) emulator::fail("shared access out of range or misaligned");
+}
 
 DEV int thread_index() { return emulator::self->index; }
 DEV i64 block_index() { return emulator::block; }
 DEV int lane_index() { return emulator::self->index % WARP; }
 DEV int warp_index() { return emulator::self->index / WARP; }
-static void block_sync() {
+static void block_sync(emulator::Line line = emulator::Line::here()) {
     using namespace emulator;
     if (++block_arrived == thread_count) { block_arrived = 0; block_generation++; return; }
-    const int g = block_generation;
-    while (block_generation == g) yield();
+    wait_while(block_generation, block_generation, "the block's barrier", line);
 }
-static void warp_sync() { emulator::meet(nullptr, nullptr, [](const void**, void**) {}); }
+static void warp_sync(emulator::Line line = emulator::Line::here()) { emulator::meet(nullptr, nullptr, [](const void**, void**) {}, line); }
 static void previous_kernel_wait() {}
 static void next_kernel_may_start() {}
 template <typename T> static T shuffle_xor(T x, int mask) {
@@ -145,14 +189,18 @@ static bool warp_any(bool x) {
 }
 
 template <typename T> static T load_shared(u32 at) { check_shared(at, sizeof(T)); T x; memcpy(&x, shared_memory + at, sizeof(T)); return x; }
-template <typename T> static void store_shared(u32 at, T x) { check_shared(at, sizeof(T)); memcpy(shared_memory + at, &x, sizeof(T)); }
+template <typename T> static void store_shared(u32 at, T x) {
+    check_shared(at, sizeof(T));
+    memcpy(shared_memory + at, &x, sizeof(T));
+    if (emulator::engines) emulator::engines->stored(at, sizeof(T));
+}
 
 static void copy_async(u32 to, const void* from, int bytes) {
     check_shared(to, 16);
     if (bytes && (uintptr_t)from % 16) emulator::fail("asynchronous copy from a misaligned address");
     if (bytes < 0 || bytes > 16) emulator::fail("asynchronous copy of a bad size");
     emulator::Thread& t = *emulator::self;
-    if (t.copy_count == 4096) emulator::fail("too many copies under way");
+    if (t.copy_count == emulator::MAX_COPIES) emulator::fail("too many copies under way");
     memset(shared_memory + to, 0xff, 16);                      // NaN until it lands
     t.copies[t.copy_count++] = {to, from, bytes, t.groups};
 }
@@ -165,6 +213,7 @@ template <int N> static void copy_wait() {
         if (c.group < t.groups - N) {
             memset(shared_memory + c.to, 0, 16);
             memcpy(shared_memory + c.to, c.from, c.bytes);
+            if (emulator::engines) emulator::engines->stored(c.to, 16);
         } else {
             t.copies[kept++] = c;
         }
@@ -201,9 +250,9 @@ struct f8e5m2 { u8 bits; };
 DEV float bits_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
 DEV u32 float_bits(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 static float half_to_float(u16 h) {
-    const u32 e = h >> 10 & 31, m = h & 1023;
-    const float x = e == 31 ? (m ? NAN : INFINITY) : e ? ldexpf((float)(m | 1024), (int)e - 25) : ldexpf((float)m, -24);
-    return h & 0x8000 ? -x : x;
+    const u32 sign = (u32)(h & 0x8000) << 16, magnitude = (u32)(h & 0x7fff) << 13;
+    if (magnitude >= 0x0f800000u) return bits_float(sign | 0x7f800000u | magnitude);        // infinite, or NaN
+    return bits_float(sign | float_bits(bits_float(magnitude) * 0x1p112f));
 }
 static u16 float_to_half(float x) {
     const u16 s = float_bits(x) >> 16 & 0x8000;
@@ -271,48 +320,84 @@ template <int N> static void store_words(void* p, const Words<N>& x) {
 }
 
 namespace emulator {
+// For the message: which threads wait where, and for what.
+static void fail_waiting(int count) {
+    char text[sizeof failure - 100];
+    int n = 0;
+    text[0] = 0;
+    for (int i = 0, first = 0; i < count; ++i) {
+        const Thread &t = threads[i], &next = threads[i + 1 < count ? i + 1 : i];
+        const bool same = i + 1 < count && t.done == next.done && (t.done || (t.line == next.line && t.what == next.what && t.place == next.place));
+        if (same) continue;
+        if (!t.done && n < (int)sizeof text - 200) {
+            n += snprintf(text + n, sizeof text - n, first == i ? "%sthread %d" : "%sthreads %d to %d", n ? "; " : "", first, i);
+            n += snprintf(text + n, sizeof text - n, " at line %d for ", t.line);
+            n += snprintf(text + n, sizeof text - n, t.counter ? t.what : "what they ask again and again", t.place, t.which, t.missing ? t.missing[0] : 0, t.missing ? t.missing[1] : 0);
+        }
+        first = i + 1;
+    }
+    fail("threads wait for ever: %s", text);
+}
+
+static u32 random_bits() { return (order = order * 1664525u + 1013904223u) >> 8; }
+
 static void run_blocks(i64 grid, int count, u32 seed) {
+    const bool ragged = engines && seed % 2;                       // lanes drift apart
     for (block = 0; block < grid; ++block) {
         memset(shared_memory, 0xff, shared_size);                  // NaN, whatever is read before it is written
         memset(warps, 0, sizeof warps);
         block_arrived = 0;
         for (int i = 0; i < count; ++i) {
             Thread& t = threads[i];
-            t.index = i; t.done = false; t.groups = t.copy_count = 0;
+            t.index = i; t.done = false; t.groups = t.copy_count = 0; t.counter = nullptr; t.line = 0;
             prepare(t.context, stacks + (size_t)i * STACK, STACK, start, scheduler);
         }
-        for (int left = count, stuck = 0; left;) {
-            const int before = left;
-            left = 0;
-            const u32 turn = seed ? (order = order * 1664525u + 1013904223u) >> 8 : 0;
+        if (engines) engines->begin();
+        for (int left = count, idle = 0; left;) {
+            bool ran = false, asked = false;
+            const u32 turn = seed ? random_bits() : 0;
             for (int w = 0; w < count / WARP; ++w) {
                 const int warp = (int)((w + turn) % (count / WARP));
+                for (int l = 0; l < WARP; ++l) threads[warp * WARP + l].polled = false;
                 // a warp runs until it can go no further
-                for (int progress = 1; progress;) {
-                    progress = 0;
-                    const int generation = warps[warp].generation;
+                for (bool again = true; again;) {
+                    again = false;
                     for (int l = 0; l < WARP; ++l) {
                         Thread& t = threads[warp * WARP + (seed ? (l * 5 + (int)(turn & 31)) % WARP : l)];
-                        if (t.done) continue;
+                        if (t.done || t.polled || (t.counter && *t.counter == t.seen)) continue;
+                        if (ragged && random_bits() % 2) { ran = true; continue; }
                         self = &t;
                         switch_to(scheduler, t.context);
                         self = nullptr;
                         if (failure[0]) return;
+                        left -= t.done;
+                        if (t.polled) asked = true;
+                        else ran = again = true;
                     }
-                    progress = warps[warp].generation != generation;
+                    if (ragged) break;
                 }
-                for (int l = 0; l < WARP; ++l) left += !threads[warp * WARP + l].done;
+                if (engines && engines->work(false)) ran = true;
+                if (failure[0]) return;
             }
-            stuck = left == before ? stuck + 1 : 0;
-            if (stuck > 100000) return fail("threads wait for ever: a barrier that not all of them reach");
+            if (ran) { idle = 0; continue; }
+            if (!left) break;
+            if (engines && engines->work(true)) { idle = 0; continue; }
+            if (!asked || ++idle > 1000) return fail_waiting(count);
         }
+        if (engines) engines->end();
+        if (failure[0]) return;
     }
 }
 
 // Run every block of a grid.  `seed` varies the order of threads: 0 in turn, warp by warp first.  The result says what went wrong,
 // "" if nothing did.
 static const char* launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, u32 seed) {
-    if (!threads) { threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread)); stacks = (char*)malloc((size_t)MAX_THREADS * STACK); }
+    if (!threads) {
+        threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread));
+        stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
+        Copy* copies = (Copy*)malloc(sizeof(Copy) * MAX_THREADS * MAX_COPIES);
+        for (int i = 0; i < MAX_THREADS; ++i) threads[i].copies = copies + (size_t)i * MAX_COPIES;
+    }
     body = kernel; arguments = args; thread_count = count; shared_size = shared; order = seed;
     shared_memory = (u8*)aligned_alloc(1024, (shared + 2047) / 1024 * 1024);
     failure[0] = 0;
