@@ -14,7 +14,9 @@ from ..terms import BINARY, PREDICATES, REDUCTIONS, UNARY, Affine
 from .tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands
 
 ARITY = (
-    {"add": (2, 99), "mul": (2, 99), "sub": (2, 2), "where": (3, 3)} | {f: (1, 1) for f in UNARY} | {f: (2, 2) for f in BINARY}
+    {"add": (2, 99), "mul": (2, 99), "sub": (2, 2), "div": (2, 2), "where": (3, 3)}
+    | {f: (1, 1) for f in UNARY}
+    | {f: (2, 2) for f in BINARY}
 )
 KINDS = ("pivot", "linear", "sum")
 

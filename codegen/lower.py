@@ -206,6 +206,7 @@ class _Lowering:
         self.count = 0
         self.vanish_memo: Vanishing = {}
         self.reads: dict[str, None] = {}
+        self.row_memo: dict[Term, bool] = {}
         self.limits = self.ragged_ends()
 
     # ---- axes
@@ -455,8 +456,45 @@ class _Lowering:
             if plus and less:
                 left, right = (self.sum_of(xs, p) for xs in (plus, less))
                 return self.map(p, "sub", (left, right))
+        if (parts := self.mean_parts(t)) is not None:
+            n, x, rest = parts
+            mean = self.map(p, "div", (self.value(x, p), self.const(n)))
+            return self.map(p, "mul", [mean, *(self.value(a, p) for a in rest)]) if rest else mean
         fn = str(t.attr) if t.op in ("un", "bi") else t.op
         return self.map(p, fn, [self.value(a, p) for a in t.args])
+
+    def mean_parts(self, t: Term) -> tuple[float, Term, list[Term]] | None:
+        """(n, x, others) if t is x·(1/n)·others with an x that stands for a whole row: 1/n is rounded, x/n is not, and one
+        division a row costs nothing."""
+        if t.op != "mul":
+            return None
+        divisors = [(a, n) for a in t.args if (n := divisor(a)) is not None]
+        if len(divisors) != 1:
+            return None
+        c, n = divisors[0]
+        x = next((a for a in t.args if a is not c and self.stands_for_row(a)), None)
+        return None if x is None else (n, x, [a for a in t.args if a is not c and a is not x])
+
+    def stands_for_row(self, t: Term) -> bool:
+        """Is the value one of few: a sum over rows of something as wide, or made of one?"""
+        for x in T.postorder([t]):
+            if x not in self.row_memo:
+                self.row_memo[x] = self._stands_for_row(x)
+        return self.row_memo[t]
+
+    def _stands_for_row(self, t: Term) -> bool:
+        mine = self.axes(t.free)
+        match t.op:
+            case "input":
+                wider = any(x.extent > 1 and a not in mine for a, x in self.k.axes.items())
+                return self.buffers[t.attr[0]].kind == "temp" and wider
+            case "red" | "fold":
+                summed = mine | self.walked(t.attr[-1])
+                factors = [f for a in self.operands(t) for f in (a.args if a.op == "mul" else (a,))]
+                return any(self.axes(f.free) >= summed for f in factors)
+            case "add" | "mul" | "un":
+                return any(self.row_memo[a] and self.axes(a.free) == mine for a in t.args)
+        return False
 
     def sum_of(self, xs: list[Term], p: Path) -> Value:
         return self.value(xs[0], p) if len(xs) == 1 else self.map(p, "add", [self.value(a, p) for a in xs])
@@ -613,6 +651,14 @@ def live(body: Iterable[Stmt], used: set[int]) -> tuple[Stmt, ...]:
     return tuple(reversed(out))
 
 
+def divisor(t: Term) -> float | None:
+    """±n if the term is the constant ±1/n, which no binary number is exactly."""
+    if t.op != "num" or t.attr == 0 or not math.isfinite(1.0 / t.attr):
+        return None
+    n = round(1.0 / t.attr)
+    return float(n) if abs(n) <= 2**24 and abs(n) & (abs(n) - 1) and 1.0 / n == t.attr else None
+
+
 def negated(t: Term) -> Term | None:
     """b if the term is (−1)·b."""
     if t.op == "mul" and len(t.args) == 2:
@@ -735,8 +781,21 @@ class _FoldState:
         w, n_new = self.contribution(j), self.new["x", j]
         if old is None:
             return self.ratio(self.weighted(m, w), n_new)
-        step = self.ratio(self.weighted(low.map(here, "sub", (m, old)), w), n_new)
-        return low.map(here, "add", (old, step), "pivot")
+        moved = self.weighted(low.map(here, "sub", (m, old)), w)
+        if (rest := self.residue(i, j)) is not None:  # old elements differ from the old mean by what its rounding left
+            moved = low.map(here, "add", (self.carry_of(rest), moved))
+            if not self.zero(rest):
+                moved = low.map(here, "add", (moved, low.total("+", self.axis, self.singles[self.n + rest], here, None)))
+        return low.map(here, "add", (old, self.ratio(moved, n_new)), "pivot")
+
+    def residue(self, i: int, j: int) -> int | None:
+        """The component, if it is carried, that is the sum of differences from the mean in pivot i, which counts j."""
+        for x in self.need_x:
+            row = dict(self.h.coef[x])
+            if set(row) == {x, j} and T.is_num(row[x], 1.0) and (d := difference(row[j])) is not None:
+                if [t.op for t in d] == ["var", "var"] and [t.attr for t in d] == [f"r{i}", f"R{i}"]:
+                    return x
+        return None
 
     def advance_payload(self, i: int) -> Value:
         """Combined over what is at the new pivot: of the tile, and of the state so far."""
@@ -776,7 +835,7 @@ class _FoldState:
         """s / n, and 0 where nothing was counted."""
         low, here = self.low, self.here
         zero = low.const(0.0)
-        q = low.map(here, "mul", (s, low.map(here, "recip", (n,))))
+        q = low.map(here, "div", (s, n))
         return low.map(here, "where", (low.map(here, "eq", (n, zero)), zero, q))
 
     def advance_linear(self, i: int) -> Value:

@@ -78,7 +78,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Map:
-    """out = fn(args) elementwise.  fn: "add", "mul" (two or more arguments), "sub" (two), "where" (three), or a name of
+    """out = fn(args) elementwise.  fn: "add", "mul" (two or more arguments), "sub", "div" (two), "where" (three), or a name of
     terms.UNARY / terms.BINARY.  role says what it is for, where a schedule may care: "pivot" (new pivot from old and tile's),
     "rescale" (carried state moved to the new pivot), "weight" (coefficient of an element at the new pivot), or ""."""
 

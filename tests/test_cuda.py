@@ -383,6 +383,28 @@ def test_rows() -> None:
     })  # fmt: skip
 
 
+def deviations(n: int, tile: int | None, dtype: str) -> Job:
+    """Variances of 1000 ± 10⁻³, in two passes, whose error is that of the mean, squared; `tile`: by a carried mean."""
+    x = inp("X", (A("m"), A("n")))
+    if tile:
+        step = sub(T.var("r0"), T.var("R0"))
+        moments = T.Monoid((("mean", 0),), (((0, num(1.0)),), ((1, num(1.0)), (0, step)), ((2, num(1.0)), (1, mul(2.0, step)), (0, mul(step, step)))))
+        y = mul(T.fold(moments, 3, "n", [x, num(1.0), num(0.0), num(0.0)]), 1 / n)
+    else:
+        d = sub(x, mul(T.red("+", "n", x), 1 / n))
+        y = mul(T.red("+", "n", mul(d, d)), 1 / n)
+    axes = {"m": Axis(16, 4, "grid"), "n": Axis(n, tile or n, "loop" if tile else "whole")}
+    a = (1000 + 1e-3 * np.random.default_rng(n).standard_normal((16, n))).astype(np.float32)
+    numpy_error = np.linalg.norm(a.var(-1) - f64(a).var(-1)) / np.linalg.norm(f64(a).var(-1))
+    return simple_job({"Y": (y, ("m",))}, axes, {"X": a}, {"Y": f64(a).var(-1)}, dtype, tolerance=max(2 * numpy_error, 4e-3 if dtype == "bfloat16" else 0.0))
+
+
+@needs_compiler
+def test_variances_of_values_far_from_zero() -> None:
+    check_all({f"{dtype}{n}_{tile}": deviations(n, tile, dtype) for dtype in ("float32", "bfloat16") for n in (100, 384, 500, 1000) for tile in (None, 64)},
+              seeds=(0,))  # fmt: skip
+
+
 @needs_compiler
 def test_products() -> None:
     check_all({

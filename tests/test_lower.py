@@ -394,6 +394,39 @@ def test_one_key_that_is_masked(role: tuple[str, int]) -> None:
     assert (got["O"] == 0).all() and (got["L"] == 0).all()
 
 
+def divisions(outputs: dict[str, tuple[T.Term, tuple[str, ...]]], roles: dict, extents: dict, inputs: dict) -> list[float | None]:
+    """Constants that something is divided by (None: by what is no constant)."""
+    plan = make_plan([(outputs, roles)], extents, inputs)
+    (kernel,) = plan.kernels
+    body = list(tile.walk(lower(kernel, plan.buffers).body))
+    consts = {s.out.id: s.value for s in body if isinstance(s, tile.Const)}
+    return [consts.get(s.args[1].id) for s in body if isinstance(s, tile.Map) and s.fn == "div"]
+
+
+def test_means_are_divided() -> None:
+    """1/n is rounded and n is not; but only what stands for a row is worth a division."""
+    x = {"X": rng().standard_normal((5, 50)), "W": rng(1).standard_normal((50, 6))}
+    X, W, roles, extents = read("X", "i", "k"), read("W", "k", "j"), dict(i=("grid", 2), k=("loop", 7)), dict(i=5, k=50)
+    row = red("+", "k", X)
+    both = roles | dict(j=("whole", 0)), extents | dict(j=6)
+    assert divisions({"Y": (mul(row, 1 / 50), ("i",))}, roles, extents, x) == [50.0]
+    assert divisions({"Y": (mul(-1 / 49, red("+", "k", mul(X, X))), ("i",))}, roles, extents, x) == [-49.0]
+    assert divisions({"Y": (mul(1 / 50, sub(row, 1.0), row), ("i",))}, roles, extents, x) == [50.0]
+    assert divisions({"Y": (mul(1 / 50, row, red("+", "k", mul(X, W))), ("i", "j"))}, *both, x) == [50.0]
+    assert divisions({"Y": (mul(moments(3, "k", X), 1 / 50), ("i",))}, roles, extents, x) == [None, 50.0]  # a carried mean has a count
+    for t in (mul(row, 1 / 64), mul(row, -1 / 64), mul(row, 0.03), mul(row, 2.0**-25 / 3), mul(row, 50.0)):
+        assert divisions({"Y": (t, ("i",))}, roles, extents, x) == []
+    assert divisions({"Y": (mul(0.1, red("+", "k", mul(X, W))), ("i", "j"))}, *both, x) == []
+    assert divisions({"Y": (red("+", "k", mul(0.1, X)), ("i",))}, roles, extents, x) == []
+    for role in (("loop", 7), ("whole", 0)):
+        verify({"Y": (mul(1 / 50, row, red("+", "k", mul(X, W))), ("i", "j"))}, both[0] | dict(k=role), both[1], x)
+    # a sum that an earlier kernel left in memory
+    kernels = [({"S": (row, ("i",))}, roles), ({"Y": (sub(X, mul(read("S", "i"), 1 / 50)), ("i", "k"))}, dict(i=("grid", 2), k=("whole", 0)))]
+    plan = make_plan(kernels, extents, x)
+    assert any(isinstance(s, tile.Map) and s.fn == "div" for s in tile.walk(lower(plan.kernels[1], plan.buffers).body))
+    close(run(plan, x)["Y"], x["X"] - x["X"].mean(1, keepdims=True))
+
+
 def test_chains_of_thousands_of_operations() -> None:
     x = {"X": rng().standard_normal((3, 5))}
     y = read("X", "i", "k")

@@ -88,6 +88,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": np.add,
     "mul": np.multiply,
     "sub": np.subtract,
+    "div": np.divide,
     "neg": np.negative,
     "recip": np.reciprocal,
     "rsqrt": rsqrt,

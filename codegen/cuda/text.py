@@ -124,7 +124,7 @@ _PLAIN = {
     "sin": "sin{f}({0})", "cos": "cos{f}({0})", "tan": "tan{f}({0})", "asin": "asin{f}({0})", "acos": "acos{f}({0})",
     "atan": "atan{f}({0})", "asinh": "asinh{f}({0})", "acosh": "acosh{f}({0})", "atanh": "atanh{f}({0})", "erf": "erf{f}({0})",
     "isnan": "({0} != {0})", "isinf": "(fabs{f}({0}) == INFINITE)", "isfinite": "(fabs{f}({0}) < INFINITE)",
-    "sub": "({0} - {1})", "max": "Max::of({0}, {1})", "min": "Min::of({0}, {1})",
+    "sub": "({0} - {1})", "div": "({0} / {1})", "max": "Max::of({0}, {1})", "min": "Min::of({0}, {1})",
     "lt": "({0} < {1})", "le": "({0} <= {1})", "eq": "({0} == {1})", "ne": "({0} != {1})",
     "pow": "pow{f}({0}, {1})", "floordiv": "floor{f}({0} / {1})", "mod": "modulo({0}, {1})", "atan2": "atan2{f}({0}, {1})",
     "hypot": "hypot{f}({0}, {1})", "copysign": "copysign{f}({0}, {1})",
