@@ -1,0 +1,185 @@
+"""Is a rule sound?  It runs alone on instances of its own pattern, and every node of the e-graph must have its class's value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..egraph import SETTLE, Saturated, engine, load, saturate
+from ..engine import bindings
+from ..errors import EqsatError
+from ..graph import Graph
+from ..program import Input, Output, Program
+from ..reference import Env
+from ..rules.rule import Rule
+from ..terms import Term, add, axis_index, bi, inp, iota, make, mul, num, postorder, red, un, where
+from ..verification import Verdict
+from .graphs import Values, blocks, check_graph, wrong, wrong_outputs
+from .instances import SHAPES, Maker, hints, instances, program
+from .shrink import Case, Counterexample, shrink
+from .values import KINDS, arrays
+
+NEVER = "no random instance met its conditions"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What evaluation found: how often the rule applied on how many instances, and a case that disagrees, if any."""
+
+    applied: int
+    instances: int
+    failure: Case | None = None
+    error: str = ""  # the engine's, where it cannot run the rule
+
+
+def check_rule(
+    rule: Rule,
+    seed: int = 0,
+    count: int = 24,
+    least: int = 6,
+    rounds: int = 3,
+    tries: int = 12,
+    kinds: Sequence[str] = tuple(KINDS),
+    smallest: bool = True,
+) -> Verdict:
+    """Is a rule sound?  Truthy if it is; else `.counterexample` says where it is not, as small as shrinking gets it
+    (`smallest=False`: as found).
+
+    At least `rounds` rounds of `count` instances with other extents each, more (up to `tries`) until it has applied `least`
+    times; every kind of values on each.  False too if it never applied."""
+    if rule.phase == "driver":
+        return _check_driver(rule)
+    s = sample(rule, seed, count, least, rounds, tries, kinds)
+    if s.error:
+        return Verdict(False, "", f"{rule.name}: {s.error}")
+    if s.failure is not None:
+        case = shrink(s.failure, Rerun(rule)) if smallest else s.failure
+        return Verdict(False, "", Counterexample.of(case, f"{rule.name}: a class has a node of another value"))
+    if not s.applied:
+        return Verdict(False, "", f"{rule.name}: {NEVER}")
+    return Verdict(True, f"{rule.name}: applied {s.applied} times on {s.instances} instances")
+
+
+def sample(
+    rule: Rule,
+    seed: int = 0,
+    count: int = 24,
+    least: int = 6,
+    rounds: int = 3,
+    tries: int = 12,
+    kinds: Sequence[str] = tuple(KINDS),
+) -> Sampled:
+    """Evaluate a rule on instances of its pattern; see `check_rule`."""
+    applied, done, wanted = 0, 0, hints(rule)
+    while done < rounds or (applied < least and done < tries):
+        rng = np.random.default_rng((seed, done))
+        shapes = SHAPES[done % len(SHAPES)]
+        maker = Maker(rng, shapes.axes, wanted)
+        terms = instances(rule, maker, count)
+        p = program(rule.name, terms, maker.inputs.values(), maker.extents)
+        try:
+            graph, n = run(rule, p)
+        except bindings().EggSmolError as e:
+            return Sampled(applied, count * done, None, f"the engine cannot run it: {str(e).strip().splitlines()[-1]}")
+        done, applied = done + 1, applied + n
+        for kind in kinds:
+            case = _disagreement(graph, Case(p, arrays(p, kind, rng), shapes.block))
+            if case is not None:
+                return Sampled(applied, count * done, case)
+    return Sampled(applied, count * done)
+
+
+def run(rule: Rule, program: Program) -> tuple[Graph, int]:
+    """The e-graph after a few steps of one rule; how often it matched."""
+    split = ("k",) if rule.phase == "split" else ()
+    matches = 0
+    with engine(()) as eg:
+        for text in rule.egglog.split("\n"):
+            eg.run(text)
+        load(eg, program, split, fold_constants=False)
+        eg.everywhere('(set (has "any" t) ())')
+        for _ in range(3):
+            report = eg.run(f"(run-schedule (seq {SETTLE} (run {rule.phase})))")[0].report
+            matches += sum(n for name, n in report.num_matches_per_rule.items() if name == rule.name)
+        eg.run(f"(run-schedule {SETTLE})")
+        return eg.freeze(len(program.outputs)), matches
+
+
+class Rerun:
+    """Runs a rule on cases that shrink: the case with what disagrees in it, or None.  At most `budget` e-graphs are made, each
+    once; other values on the same terms cost no new one."""
+
+    def __init__(self, rule: Rule, budget: int = 250):
+        self.rule, self.budget = rule, budget
+        self.graphs: dict[tuple, Graph | None] = {}
+
+    def __call__(self, case: Case) -> Case | None:
+        p = case.program
+        key = (tuple(o.term for o in p.outputs), tuple(p.axes.items()), tuple((i.name, i.range) for i in p.inputs))
+        if key not in self.graphs:
+            if self.budget <= 0:
+                return None
+            self.budget -= 1
+            try:
+                self.graphs[key] = run(self.rule, p)[0]
+            except bindings().EggSmolError:
+                self.graphs[key] = None
+        graph = self.graphs[key]
+        try:
+            return _disagreement(graph, case) if graph is not None else None
+        except (EqsatError, ValueError, IndexError):  # shrunk too far: no instance any more
+            return None
+
+
+def _disagreement(g: Graph, case: Case) -> Case | None:
+    values = Values(g, Env(case.program.axes, case.arrays, blocks(g, case.block)))
+    shape: dict[Term, tuple] = {}
+    changed = [(o.term, c) for o, c in zip(case.program.outputs, g.outputs) if _shape(o.term, shape) != _shape(g.term(c), shape)]
+    for left, c, _ in wrong_outputs(changed, values):
+        return replace(case, text="", left=left, right=g.term(c))
+    for w in wrong(g, values, classes=[c for c, nodes in g.nodes.items() if len(nodes) > 1]):
+        left = g.term(w.cls)
+        if w.node is None:
+            return replace(case, text=f"{left}: {w.text}", left=None, right=None)
+        right: Term = make(w.node.op, w.node.attr, [g.term(a) for a in w.node.args])
+        return replace(case, text="", left=left, right=right)
+    return None
+
+
+def _shape(t: Term, memo: dict[Term, tuple]) -> tuple:
+    """A term up to the order of sums and products."""
+    for x in postorder([t]):
+        if x not in memo:
+            args = [memo[a] for a in x.args]
+            memo[x] = (x.op, repr(x.attr), *(sorted(args) if x.op in ("add", "mul") else args))
+    return memo[t]
+
+
+def _check_driver(rule: Rule) -> Verdict:
+    """A rule that code applies: it must occur in graphs of a few programs that need it, and these must be sound."""
+    extents = {"a": 3, "k": 7}
+    x, y = (inp(n, (axis_index("a"), axis_index("k"))) for n in "xy")
+    masked = where(bi("lt", y, 0.3), x, num(-math.inf))
+    spread = add(x, mul(-1 / 7, red("+", "k", x)))
+    terms = [
+        red("+", "k", mul(un("exp", add(x, mul(-1.0, red("max", "k", x)))), y)),
+        un("log", red("+", "k", un("exp", add(masked, mul(-1.0, red("max", "k", masked)))))),
+        red("+", "k", mul(spread, spread)),
+        red("min", "k", where(bi("eq", x, red("max", "k", x)), iota("k"), math.inf)),
+    ]
+    count = 0
+    for t in terms:
+        inputs = tuple(Input(n, (3, 7), "float64") for n in "xy")
+        p = Program(rule.name, inputs, (Output(t, (("a",),), (3,), "float64"),), extents)
+        saturated: Saturated = saturate(p, splittable=("k",))
+        count += sum(n.why == rule.name for _, n in saturated.graph.items())
+        for seed in range(3):
+            verdict = check_graph(saturated, p, seed)
+            if not verdict.ok:
+                return replace(verdict, counterexample=f"{rule.name}: {verdict.counterexample}")
+    if not count:
+        return Verdict(False, "", f"{rule.name}: it made no node")
+    return Verdict(True, f"{rule.name}: made {count} nodes in {len(terms)} programs")
