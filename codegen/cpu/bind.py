@@ -17,12 +17,13 @@ import numpy as np
 from ...errors import InputError
 from ...terms import PREDICATES, REDUCTIONS, Affine
 from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, Value
-from .contract import Reg, Step, Tensor, contraction, invoke
+from .contract import Reg, Step, Tensor, contraction, empty, invoke
 from .frame import Frame, Plan, live_range
 from .functions import FUNCTIONS, REDUCERS
 from .layout import Home
 
-BLAS_SUM = 4096  # longest axis that is summed by a product with ones: longer ones would round more than NumPy's sum
+BLAS_SUM = 4096  # longest axis that is summed by products with ones
+SUM_LENGTHS = range(128, 31, -1)  # elements that one of them adds, where it is not all: those that divide the axis, longest first
 
 
 def conversion(source: np.dtype, dest: np.dtype) -> Callable[[np.ndarray, np.ndarray], Any]:
@@ -31,6 +32,11 @@ def conversion(source: np.dtype, dest: np.dtype) -> Callable[[np.ndarray, np.nda
         return lambda out, x: np.copyto(out, x, casting="unsafe")
     table = np.arange(256, dtype=np.uint8).view(source).astype(dest)  # ten times as fast as converting one by one
     return lambda out, x: np.take(table, x.view(np.uint8), out=out, mode="clip")
+
+
+def ones(axis: str, n: int, dtype: np.dtype) -> Tensor:
+    x = np.ones(n, dtype)
+    return Tensor({axis: (n, dtype.itemsize)}, dtype, lambda shape, strides: np.ndarray(shape, dtype, x, 0, strides))
 
 
 class Scope:
@@ -435,17 +441,29 @@ class Scope:
             return [self.invoke(np.copyto, dest, arg.aligned(dims), casting="same_kind"), *then]
         size = math.prod(n for n, _ in arg.dims.values())
         if s.op == "+" and count <= BLAS_SUM and size >= 1024 and arg.dtype == part.dtype and len(axes) == 1:
-            ones = np.ones(count, arg.dtype)
-            unit = Tensor(
-                {dims[axes[0]]: (count, arg.dtype.itemsize)},
-                arg.dtype,
-                lambda shape, strides: np.ndarray(shape, ones.dtype, ones, 0, strides),
-            )
-            steps = contraction(self.frame.registers, part, arg, unit, (dims[axes[0]],))
-            if len(steps) == 1:
+            if steps := self.blas_sum(part, arg, dims[axes[0]]):
                 return [*steps, *then]
         step = self.invoke(REDUCERS[s.op].reduce, arg.aligned(dims), axes, part.dtype, out=dest)
         return [step, *then]
+
+    def blas_sum(self, out: Tensor, x: Tensor, axis: str) -> list[Step]:
+        """Sums by products with ones: long ones in two stages, or they would round more than NumPy's.  [] if that does not pay."""
+        count, stride = x.dims[axis]
+        parts = next((count // n for n in SUM_LENGTHS if count % n == 0), 0) if count > 2 * SUM_LENGTHS[0] else 1
+        if parts == 1:
+            steps = contraction(self.frame.registers, out, x, ones(axis, count, x.dtype), (axis,))
+            return steps if len(steps) == 1 else []
+        if parts == 0:
+            return []
+        rest = {a: n for a, (n, _) in x.dims.items() if a != axis}
+        n, outer = count // parts, axis + " parts"
+        cut = Tensor({}, x.dtype, x.make)
+        for a, d in x.dims.items():
+            cut.dims |= {outer: (parts, n * stride), axis: (n, stride)} if a == axis else {a: d}
+        sums = empty({**rest, outer: parts}, x.dtype)
+        steps = contraction(self.frame.registers, sums, cut, ones(axis, n, x.dtype), (axis,))
+        steps += contraction(self.frame.registers, out, sums, ones(outer, parts, x.dtype), (outer,))
+        return steps if len(steps) == 2 else []
 
     def contract(self, s: Contract) -> list[Step]:
         part, then = self.result(s)
