@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from ..codegen.cpu.frozen import freeze
 from ..codegen.tile import Contract, Gather, Iota, Load, Map, Mask, Reduce, Store, TileProgram, walk
 from ..program import DTYPES
 from . import walk as W
@@ -14,13 +16,14 @@ from .machines import Cpu
 
 # seconds per float32 element beyond plain arithmetic, in units of `Cpu.element`
 FUNCTIONS = {
-    "exp": 1.6, "exp2": 1.6, "expm1": 12, "log": 1.6, "log1p": 12, "log2": 6, "log10": 8, "tanh": 1.5, "erf": 20, "sin": 3, "cos": 3, "tan": 12,
+    "exp": 1.6, "exp2": 1.0, "expm1": 12, "log": 1.6, "log1p": 12, "log2": 6, "log10": 8, "tanh": 1.5, "erf": 20, "sin": 3, "cos": 3, "tan": 12,
     "sinh": 12, "cosh": 12, "asin": 12, "acos": 12, "atan": 12, "asinh": 15, "acosh": 15, "atanh": 15, "pow": 8, "mod": 10, "floordiv": 10,
     "atan2": 20, "hypot": 6, "where": 3, "recip": 0.8, "sqrt": 0.8, "rsqrt": 1.6,
 }  # fmt: skip
 # seconds per element to and from the compute dtype
 CONVERT = {"bfloat16": 0.6e-9, "float16": 3e-9, "float8_e4m3fn": 1e-9, "float8_e5m2": 1e-9}
 FRESH = 0.2e-9  # seconds per byte of an intermediate: its pages are touched for the first time
+UNLOCKED = 500  # elements from which an operation gives up the interpreter lock, and must get it back
 SERIAL = 0.4  # share of a call's fixed cost that holds the interpreter lock
 
 
@@ -76,38 +79,48 @@ class HostModel:
 
     def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
         m = self.machine
+        if (frozen := freeze(program)) is not None:  # most arguments allow it
+            program = replace(frozen.program, axes=program.axes)
         steps, loops = W.steps(program, sizes)
         blocks = W.blocks(program, sizes)
         width = 2.0 if program.compute_dtype == "float64" else 1.0
         dtype = {b.name: b.dtype for b in (*program.reads, *program.writes)}
         held = self._memory(program, sizes, width)
-        speed = np.where(held > m.cache, m.far, m.near)  # bytes a second that elementwise statements reach
+        near, slower = 1 / m.near, (1 / m.far - 1 / m.near) * np.clip(self._working_set(program, sizes, held) / m.cache - 1, 0, 1)
+        byte = near + slower  # seconds a byte of elementwise statements
         masks = W.masks(program)
         zero = np.zeros(1)
+
+        def fixed(n: Array) -> Array:
+            """Calls that one on n elements counts for."""
+            return np.where(n < UNLOCKED, 0.3, 1.0)
+
         calls, product, elements, special, moved = zero, zero, zero, zero, zero
         for step in steps:
             s, runs = step.stmt, step.runs
             if isinstance(s, Load | Gather):
                 n = sizes.elements(s.out.axes)
-                calls = calls + runs
+                calls = calls + fixed(n) * runs
                 moved = moved + n * CONVERT.get(dtype[s.buffer], 0.0) * runs
                 if isinstance(s, Gather):
                     moved = moved + n * 3e-9 * runs
             elif isinstance(s, Store):
                 n = sizes.elements(tuple(sorted({a for ix in s.index for a in ix.axes if a in sizes.tile})))
-                calls = calls + runs
+                calls = calls + fixed(n) * runs
                 fresh = FRESH if program.buffer(s.buffer).kind == "temp" else 0.0
                 moved = moved + n * (CONVERT.get(dtype[s.buffer], 0.0) + DTYPES[dtype[s.buffer]] * (1.0 / m.far + fresh)) * runs
             elif isinstance(s, Contract):
                 t, c = self._product(sizes, s, width)
+                t = t + sum(sizes.elements(v.axes) for v in (s.a, s.b, s.out)) * 4 * width * slower
                 product, calls = product + t * runs, calls + (c + (s.acc is not None)) * runs
                 if s.acc is not None:
                     elements = elements + sizes.elements(s.out.axes) * m.element * runs
             elif isinstance(s, Reduce):
                 n = sizes.elements(s.arg.axes)
                 rows = sizes.elements(s.out.axes)
-                calls = calls + 2.0 * runs
-                elements = elements + (n * np.maximum(m.element, 4 * width / speed) + rows * 25e-9) * runs
+                calls = calls + 2.0 * fixed(n) * runs
+                lines = np.minimum(rows, n / np.maximum(rows, 1))  # the axis inside is the one that makes them few
+                elements = elements + (n * np.maximum(m.element, 4 * width * byte) + lines * 25e-9) * runs
             elif isinstance(s, Map | Mask | Iota):
                 if not s.out.axes:
                     continue
@@ -119,18 +132,18 @@ class HostModel:
                 )
                 arity = max(len(s.args) - 1, 1) if isinstance(s, Map) and s.fn in ("add", "mul") else 1
                 each = FUNCTIONS.get(s.fn, 1.0) if isinstance(s, Map) else 2.0
-                t = n * np.maximum(m.element * each * width, 8 * width / speed) * arity * share * runs
-                calls = calls + arity * share * runs
+                t = n * np.maximum(m.element * each * width, 8 * width * byte) * arity * share * runs
+                calls = calls + fixed(n) * arity * share * runs
                 if each > 1.5:
                     special = special + t
                 else:
                     elements = elements + t
         iterations = sum((it.runs for it in loops), zero)
-        fixed = m.block + iterations * m.call + calls * m.call
-        one = fixed + product + elements + special + moved
+        overhead = m.block + iterations * m.call + calls * m.call
+        one = overhead + product + elements + special + moved
         waves = np.where(blocks >= 4 * m.cores, blocks / m.cores, np.ceil(blocks / m.cores))
         traffic = self._traffic(program, sizes) / m.dram
-        serial = blocks * fixed * SERIAL
+        serial = blocks * overhead * SERIAL
         # a block stays small, and all of them together below what the kernel reads and writes (or a few megabytes)
         together = held * np.minimum(blocks, m.cores)
         ok = (held <= m.memory_block) & (together <= np.maximum(self._traffic(program, sizes), 16e6))
@@ -140,7 +153,7 @@ class HostModel:
         if not detail:
             return Scores(seconds, {})
         parts = {"product": waves * product, "elements": waves * elements, "special": waves * special, "moved": waves * moved}
-        parts |= {"calls": waves * fixed, "dram": traffic, "launch": np.full(full, m.launch)}
+        parts |= {"calls": waves * overhead, "dram": traffic, "launch": np.full(full, m.launch)}
         more = {"blocks": blocks, "bytes": held}
         return Scores(
             seconds,
@@ -159,6 +172,11 @@ class HostModel:
             return n * 0.5 * m.element * width + batch * 0.1e-6, 2.0
         small = np.minimum(1 + 32 / np.maximum(rows, 1) + 32 / np.maximum(cols, 1) + 24 / np.maximum(inner, 1), 8.0)
         return batch * (2 * rows * cols * inner / m.flops * width * small + 0.3e-6), 1.0
+
+    def _working_set(self, program: TileProgram, sizes: Sizes, held: Array) -> Array:
+        """Bytes that a block comes back to: what it holds, and what it reads in place."""
+        loads = [s for s in walk(program.body) if isinstance(s, Load)]
+        return held + sum((sizes.elements(s.out.axes) * DTYPES[program.buffer(s.buffer).dtype] for s in loads), np.zeros(1))
 
     def _memory(self, program: TileProgram, sizes: Sizes, width: float) -> Array:
         """Bytes that a block holds at the worst moment."""

@@ -61,7 +61,7 @@ class Cpu:
     flops        of a large matrix product
     call         fixed cost of one array operation
     element      seconds per element of plain arithmetic on data in cache
-    cache        bytes that a block may hold before its operations slow down
+    cache        bytes that a block may come back to before its operations slow down, down to `far` at twice as much
     near, far    bytes a second of elementwise operations on data within that, and beyond
     dram         bytes a second of all cores together
     memory_block bytes that a block may hold at most
@@ -71,11 +71,11 @@ class Cpu:
     name: str
     cores: int
     flops: float = 170e9
-    call: float = 2.5e-6
+    call: float = 3.0e-6
     element: float = 0.28e-9
     near: float = 40e9
     far: float = 16e9
-    cache: float = 1.5e6
+    cache: float = 1.0e6
     dram: float = 25e9
     launch: float = 30e-6
     block: float = 10e-6

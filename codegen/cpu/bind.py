@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...terms import PREDICATES, REDUCTIONS, Affine
-from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, Value
+from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, Value, results, walk
 from .contract import Reg, Step, Tensor, contraction, empty, invoke
 from .frame import Frame, Plan, live_range
 from .functions import FUNCTIONS, REDUCERS
@@ -42,8 +42,13 @@ def ones(axis: str, n: int, dtype: np.dtype) -> Tensor:
 class Scope:
     """Statements under given tile lengths, on the memory of a frame."""
 
-    def __init__(self, plan: Plan, frame: Frame, length: dict[str, int], parent: Scope | None = None):
+    def __init__(self, plan: Plan, frame: Frame, length: dict[str, int], parent: Scope | None = None, loop: Loop | None = None):
+        """loop: whose body it is, if not the program's."""
         self.plan, self.frame, self.length, self.parent = plan, frame, length, parent
+        self.first: list[Step] | None = None if loop is None else []  # to be run before the loop
+        self.inside = (
+            set() if loop is None else {v.id for s in walk(loop.body) for v in results(s)} | {c.phi.id for c in loop.carries}
+        )
         self.homes, self.layout = plan.layout.homes, plan.layout
         self.views: dict[int, tuple[list, Step]] = {}  # value or access → registers to fill, the step that fills them
         self.extents = plan.program.extents | {a: x.extent for a, x in plan.program.axes.items()}
@@ -70,7 +75,7 @@ class Scope:
         def make(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
             return np.ndarray(shape, dtype, arena, offset, strides)
 
-        return Tensor({a: out[a] for a in dims}, dtype, make)
+        return Tensor({a: out[a] for a in dims}, dtype, make, self.frame.address + offset)
 
     def in_buffer(self, h: Home, key: int) -> Tensor:
         """Elements in place.  Each view of them gets a register, which the access' own step fills."""
@@ -473,7 +478,8 @@ class Scope:
             dims = tuple(part.dims)
             kw = {"dtype": part.dtype}
             return [self.invoke(np.multiply, a.aligned(dims), b.aligned(dims), out=part.aligned(dims), **kw), *then]
-        return [*contraction(self.frame.registers, part, a, b, summed), *then]
+        still = (s.a.id not in self.inside, s.b.id not in self.inside)
+        return [*contraction(self.frame.registers, part, a, b, summed, still, self.first), *then]
 
     # ---- loops
     def loop(self, s: Loop) -> list[Step]:
@@ -482,7 +488,7 @@ class Scope:
         tile, plain = plan.program.axes[axis].tile, replace(s, constraints=())
         unit = max(1, tile // 4)  # ends are rounded up to it, or there would be too many lengths to bind
         narrowed = bool(s.constraints)
-        bound: dict[int, list[Step]] = {}
+        bound: dict[int, tuple[list[Step], list[Step]]] = {}  # length of the tile → what to do before the loop, and in it
         starts: list[Step] = []
         for c in s.carries:
             phi = self.tensor(c.phi)
@@ -491,9 +497,10 @@ class Scope:
             init = self.constant(h.value, phi.dtype).aligned(()) if h.kind == "const" else self.tensor(c.init).aligned(dims)
             starts.append(self.invoke(np.copyto, phi.aligned(dims), init, casting="same_kind"))
 
-        def bind(n: int) -> list[Step]:
-            inner = Scope(plan, frame, {**length, axis: n}, self)
-            return [*inner.steps(s.body), *inner.advance(s)]
+        def bind(n: int) -> tuple[list[Step], list[Step]]:
+            inner = Scope(plan, frame, {**length, axis: n}, self, s)
+            steps = [*inner.steps(s.body), *inner.advance(s)]
+            return inner.first or [], steps
 
         def run() -> None:
             for step in starts:
@@ -502,12 +509,17 @@ class Scope:
             if narrowed and first < end:
                 exists = live_range(plain, plan, position, length, extents)[1]
                 first, end = first // tile * tile, min(exists, -(-end // unit) * unit)
+            ready: set[int] = set()
             for at in range(first, end, tile):
                 n = min(tile, end - at)
                 position[axis] = at
-                steps = bound.get(n)
-                if steps is None:
-                    steps = bound[n] = bind(n)
+                if n not in bound:
+                    bound[n] = bind(n)
+                before, steps = bound[n]
+                if n not in ready:
+                    ready.add(n)
+                    for step in before:
+                        step()
                 for step in steps:
                     step()
 

@@ -10,7 +10,7 @@ import numpy as np
 from ...terms import Affine
 from ..tile import Loop, TileProgram
 from .contract import Step
-from .layout import ALIGN, Format, Layout
+from .layout import Format, Layout
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Frame:
     """What one worker needs for one tile program: scratch memory, positions, registers, steps already bound."""
 
     def __init__(self, plan: Plan, arena: np.ndarray):
-        self.arena = arena
+        self.arena, self.address = arena, int(arena.ctypes.data)
         self.position = dict.fromkeys(plan.program.axes, 0)
         self.registers: list[Any] = []
         self.windows: list[np.ndarray] = []
@@ -49,12 +49,6 @@ def span(ix: Affine, position: dict[str, int], length: dict[str, int], extents: 
         lo += min(x, y)
         hi += max(x, y)
     return lo, hi
-
-
-def aligned_bytes(size: int) -> np.ndarray:
-    raw = np.empty(size + ALIGN, np.uint8)
-    start = -raw.ctypes.data % ALIGN
-    return raw[start : start + size]
 
 
 def clip(axis: str, ix: Affine, upto: int, position: dict[str, int]) -> int:

@@ -7,6 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,19 +19,32 @@ from ..check import check
 from ..lower import lower
 from ..tile import Loop, TileProgram, walk
 from .bind import Scope
+from .contract import aligned_bytes
 from .factors import prepare_factors
-from .frame import Frame, Plan, aligned_bytes, clip, live_range
+from .frame import Frame, Plan, clip, live_range
+from .frozen import Frozen, freeze
 from .layout import Format, element_type, layout
 from .pool import cpus, run_blocks
 from .rewrite import loose_limits, mask_loose_limits, reduce_one_sided
 
 INLINE = 200_000  # elements of work below which threads cost more than they save
+PLACES = 1 << 12  # blocks whose places are remembered
 FORMATS = 8  # memory formats of the arguments for which a tile program is kept bound
 
 
 def prepare(p: TileProgram) -> TileProgram:
     """The tile program in the form that runs here."""
-    return prepare_factors(mask_loose_limits(reduce_one_sided(p)))
+    return prepare_factors(simplified(p))
+
+
+def simplified(p: TileProgram) -> TileProgram:
+    return mask_loose_limits(reduce_one_sided(p))
+
+
+def prepare_frozen(p: TileProgram) -> Frozen | None:
+    """The form that runs where the arguments allow it, if there is one."""
+    f = freeze(simplified(p))
+    return f and replace(f, program=prepare_factors(check(f.program)))
 
 
 class Executable:
@@ -52,6 +66,7 @@ class Executable:
         self.inside = [a for a, x in program.axes.items() if x.role != "loop"]
         self.blocks = math.prod(n for _, _, n in self.grid)
         self.order = self._order()
+        self.places: dict[int, tuple[dict[str, int], dict[str, int], tuple[int, ...]]] = {}  # block → where it is
 
     def _order(self) -> list[int] | None:
         """Blocks with more loop trips first, so that no thread is left with a long one at the end."""
@@ -81,9 +96,16 @@ class Executable:
                 length[a] = max(0, clip(a, ix, position[a] + length[a], position) - position[a])
         return position, length
 
-    def run(self, arrays: list[np.ndarray], idle: list[Worker]) -> None:
-        """arrays: of the formats that this was made for.  idle: workers to take, and to leave behind."""
-        if self.blocks == 0:
+    def part(self, block: int) -> dict[str, slice]:
+        """A block's part of each axis that is not streamed."""
+        position, length = self._tile(block)
+        return {a: slice(position[a], position[a] + length[a]) if a in length else slice(None) for a in position}
+
+    def run(self, arrays: list[np.ndarray], idle: list[Worker], blocks: list[int] | None = None) -> None:
+        """arrays: of the formats that this was made for.  idle: workers to take, and to leave behind.  blocks: which (all)."""
+        todo = self.order if blocks is None else blocks
+        count = self.blocks if todo is None else len(todo)
+        if count == 0:
             return
         windows = [window(x) for x in arrays]
 
@@ -96,20 +118,25 @@ class Executable:
             frame.windows[:] = windows
             with np.errstate(all="ignore"):
                 for n in numbers:
-                    self._block(frame, n if self.order is None else self.order[n])
+                    self._block(frame, n if todo is None else todo[n])
             frame.windows.clear()
             frame.registers[:] = [None] * len(frame.registers)
             idle.append(worker)
 
         try:
-            run_blocks(self.blocks, work, 1 if self.plan.layout.work < INLINE else cpus())
+            run_blocks(count, work, 1 if self.plan.layout.work < INLINE else cpus())
         finally:
             windows.clear()  # the pool may hold on to `work` for a while
 
     def _block(self, frame: Frame, block: int) -> None:
-        position, length = self._tile(block)
+        place = self.places.get(block)
+        if place is None:
+            position, length = self._tile(block)
+            place = position, length, tuple(length.values())
+            if len(self.places) < PLACES:
+                self.places[block] = place
+        position, length, key = place
         frame.position.update(position)
-        key = tuple(length.values())
         steps = frame.scopes.get(key)
         if steps is None:
             steps = frame.scopes[key] = Scope(self.plan, frame, length).steps(self.plan.program.body)
@@ -152,7 +179,8 @@ class CpuKernel:
         self.plan, self.program = plan, program
         self.tile_programs = tuple(check(lower(k, plan.buffers, plan.compute_dtype)) for k in plan.kernels)
         self._prepared = tuple(map(prepare, self.tile_programs))
-        self._bound: list[OrderedDict[tuple[Format, ...], Executable]] = [OrderedDict() for _ in plan.kernels]
+        self._frozen = tuple(map(prepare_frozen, self.tile_programs))
+        self._bound: dict[str, OrderedDict[tuple[Format, ...], Executable]] = {}
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._last_use = {b.name: n for n, p in enumerate(self._prepared) for b in (*p.reads, *p.writes)}
@@ -161,15 +189,30 @@ class CpuKernel:
     def source(self) -> str:
         return "\n\n".join(map(str, self.tile_programs))
 
-    def _executable(self, n: int, formats: tuple[Format, ...]) -> Executable:
+    def _executable(self, program: TileProgram, used: list[np.ndarray], kind: str = "") -> Executable:
+        formats = tuple(map(Format.of, used))
         with self._lock:
-            known = self._bound[n]
+            known = self._bound.setdefault(program.name + kind, OrderedDict())
             if formats not in known:
-                known[formats] = Executable(self._prepared[n], formats)
+                known[formats] = Executable(program, formats)
                 if len(known) > FORMATS:
                     known.popitem(last=False)
             known.move_to_end(formats)
             return known[formats]
+
+    def _run(self, n: int, arrays: dict[str, np.ndarray]) -> None:
+        """One tile program.  arrays: by buffer."""
+        p, frozen, blocks = self._prepared[n], self._frozen[n], None
+        if frozen is not None and frozen.fits(arrays):
+            guards = {b.name: np.ones(b.shape, element_type(b.dtype)) for b in frozen.program.writes if b not in p.writes}
+            used = [(arrays | guards)[b.name] for b in (*frozen.program.reads, *frozen.program.writes)]
+            exe = self._executable(frozen.program, used, " frozen")
+            exe.run(used, self._idle)
+            blocks = frozen.failed(guards, exe.part, exe.blocks)
+            if not blocks:
+                return
+        used = [arrays[b.name] for b in (*p.reads, *p.writes)]
+        self._executable(p, used).run(used, self._idle, blocks)
 
     def run(self, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         """The outputs by the name of their buffer, written into `outputs` where given.
@@ -198,9 +241,7 @@ class CpuKernel:
             for b in p.writes:
                 if b.name not in arrays:
                     arrays[b.name] = np.empty(b.shape, element_type(b.dtype))
-            used = [arrays[name] for name in names]
-            self._executable(n, tuple(map(Format.of, used))).run(used, self._idle)
-            del used
+            self._run(n, arrays)
             for name in names:
                 if self._last_use[name] == n and self.plan.buffers[name].kind == "temp":
                     arrays.pop(name, None)

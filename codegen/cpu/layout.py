@@ -37,10 +37,10 @@ from ..tile import (
     operands,
     walk,
 )
+from .contract import ALIGN
 from .functions import INTEGRAL
 from .rewrite import loose_limits, point
 
-ALIGN = 64
 Strides = tuple[int, ...]  # bytes
 
 # ------------------------------------------------------------------ types
@@ -363,8 +363,9 @@ class _Layout:
                         [a for a in {**dict.fromkeys(self.real(s.a)), **dict.fromkeys(self.real(s.b))} if a not in batch],
                         2.0 * weight,
                     )
-            for a in axes:  # long rows make short work
-                cast([a], [b for b in axes if self.tiles[b] > self.tiles[a]], (0.2 + 4.0 / max(1, self.tiles[a])) * weight)
+            if self.stretched(s):
+                for a in axes:  # long rows make short work
+                    cast([a], [b for b in axes if self.tiles[b] > self.tiles[a]], (0.2 + 4.0 / max(1, self.tiles[a])) * weight)
         left = sorted(a for a in self.p.axes if a not in self.points)
         order = []
         while left:
@@ -373,6 +374,12 @@ class _Layout:
             left.remove(first)
         self.out.order = tuple(order)
         self.out.work *= math.prod(x.trips for x in self.p.axes.values() if x.role == "grid")
+
+    def stretched(self, s: Stmt) -> bool:
+        """Does it walk arrays row by row?  (Contiguous arrays of one shape are one long row, products have their own order.)"""
+        if isinstance(s, Map):
+            return any(a.axes and set(self.real(a)) != set(self.real(s.out)) for a in s.args)
+        return not isinstance(s, Contract)
 
     def readable(self, s: Load) -> bool:
         """May the elements be used where they lie?"""
