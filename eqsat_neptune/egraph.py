@@ -18,6 +18,7 @@ from .program import Program
 from .reference import evaluate_scalar
 from .rules import analyses, declared, folds, payloads
 from .rules.rule import Rule
+from .scores import may_be_masked
 from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, num, outer, postorder, red, rewrite, show, without
 
 SETTLE = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"  # facts first: rules ask for them
@@ -75,12 +76,14 @@ def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), fold_cons
         eg.act(f"(set (handle {i}) {eg.name(t)})")
     views: dict[ViewMap, None] = {}
     axes: dict[str, None] = {}
+    scores = may_be_masked(program, roots)
     for t in postorder(roots):
         x = eg.name(t)
         if t.op == "input":
             lo, hi, inside = _range(program, t)
+            facts = ("masked", "holed") if t.attr[0] in scores else ("finite",)  # type: ignore[index]
             eg.act(
-                f'(set (has "finite" {x}) ()) (set (free {x}) '
+                f"{' '.join(f'(set (has {chr(34)}{f}{chr(34)} {x}) ())' for f in facts)} (set (free {x}) "
                 f"{strings(leaf for a in _input_axes(t) for leaf in leaves(eg.axis(a), eg, split))})"
             )
             if not inside:

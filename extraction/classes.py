@@ -137,7 +137,7 @@ class Classes:
 
     def dtype(self, c: int) -> str:
         """The type in which a class is stored.  16 bits only for values of the source that are neither positions nor products
-        about to be summed nor seen by an exp, a log or a jump, which would amplify the rounding; and float16 only for what fits it or is rounded for a product anyway."""
+        about to be summed nor statistics nor seen by an exp, a log or a jump, which would amplify the rounding; and float16 only for what fits it or is rounded for a product anyway."""
         return self.outputs[c][0][1].dtype if c in self.outputs else self._own_dtype(c)
 
     def readable(self, c: int) -> bool:
@@ -150,7 +150,7 @@ class Classes:
             return self.program.compute_dtype
         lo, hi = self.graph.interval(c)
         fits = self.half != "float16" or (lo >= -FLOAT16_MAX and hi <= FLOAT16_MAX) or c in self._operands
-        exact = c in self._positions or c in self._amplified or c in self._products
+        exact = any(c in group for group in (self._positions, self._amplified, self._products, self._statistics))
         narrow = c in self.source and not exact and fits
         return self.half if narrow else self.program.compute_dtype
 
@@ -164,6 +164,20 @@ class Classes:
         """Products that the source sums: they are summed as they are, not rounded one by one."""
         summed = (n.args[0] for n in self.source.values() if n.op == "red" and n.attr[0] == "+")  # type: ignore[index]
         return frozenset(p for p in summed if self.source[p].op == "mul")
+
+    @cached_property
+    def _statistics(self) -> frozenset[int]:
+        """Reductions of the source that are no products of matrices (means, norms, …), and what is made of these alone.  They are
+        small, and much may depend on them: x − mean x of a mean that is rounded to 16 bits says nothing."""
+        out: set[int] = set()
+        for c in self.source_order:
+            n = self.source[c]
+            others = [a for a in n.args if not self.is_trivial(a)]
+            if n.op == "red" and not self.flops(c):
+                out.add(c)
+            elif n.op in ELEMENTWISE and others and all(a in out for a in others):
+                out.add(c)
+        return frozenset(out)
 
     @cached_property
     def _positions(self) -> frozenset[int]:
@@ -191,6 +205,20 @@ class Classes:
             if passes or jumps:
                 out.update(a for a in n.args)
         return frozenset(out)
+
+    def flops(self, c: int) -> float:
+        """Flops of the matrix product that the source computes here (0: it computes none)."""
+        n = self.source[c]
+        if n.op != "red" or n.attr[0] != "+":  # type: ignore[index]
+            return 0.0
+        body = n.args[0]
+        while self.source[body].op == "red" and self.source[body].attr[0] == "+":  # type: ignore[index]
+            body = self.source[body].args[0]
+        m = self.source[body]
+        free, kept = self.graph.free, self.graph.free[c]
+        if m.op != "mul" or not any((kept & free[a]) - free[b] and (kept & free[b]) - free[a] for a in m.args for b in m.args):
+            return 0.0
+        return 2.0 * self.elements(body)
 
     # ---- extents
     def elements(self, c: int) -> int:

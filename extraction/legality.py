@@ -22,13 +22,16 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     numerics        "fast" allows every node
 
     Where a payload is carried with its extremum, looking for the extremum by comparison is no way to get it, not even the source's:
-    values that are computed twice may be rounded in two ways.
+    values that are computed twice may be rounded in two ways.  And a difference that the source takes first is not opened: (x − m) − y
+    may be small where m + y is large.
     """
     carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}
     narrow = _operands(graph) if operand_dtype == "float16" else frozenset()
 
     def legal(c: int, n: Node) -> bool:
         if c in carried and n.op == "red":
+            return False
+        if n.op == "add" and n.why != "source" and len(n.args) > 2 and numerics != "fast" and _opens_difference(graph, c, n):
             return False
         if n.why == "source" or n.op != "un" or numerics == "fast":
             return True
@@ -43,6 +46,19 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
         return True
 
     return usable({c: [n for n in ns if legal(c, n)] for c, ns in graph.nodes.items()}, graph.outputs)
+
+
+def _opens_difference(graph: Graph, c: int, n: Node) -> bool:
+    """Has the sum the terms of a difference that the source's sum for the class takes as one?"""
+    inside = {a for m in graph.nodes[c] if m.op == "add" and m.why == "source" for a in m.args} - set(n.args)
+    sums = (set(m.args) for a in inside for m in graph.nodes[a] if m.op == "add")
+    return any(s < set(n.args) and any(_is_negative(graph, a) for a in s) for s in sums)
+
+
+def _is_negative(graph: Graph, c: int) -> bool:
+    return any(
+        m.op == "mul" and any(k.op == "num" and k.attr < 0 for a in m.args for k in graph.nodes[a]) for m in graph.nodes[c]
+    )
 
 
 def usable(nodes: dict[int, list[Node]], roots: tuple[int, ...]) -> dict[int, list[Node]]:

@@ -33,33 +33,15 @@ def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
     below: dict[int, frozenset[int]] = {}  # products to be computed again with a class
     for c in cl.source_order:
         n = cl.source[c]
-        own = frozenset([c]) if _flops(cl, c) else frozenset()
+        own = frozenset([c]) if cl.flops(c) else frozenset()
         below[c] = own.union(*[frozenset() if a in out else below[a] for a in n.args])
         if c in out or not below[c] or cl.is_input(c):
             continue
-        again = model.floor(Work(tensor=sum(_flops(cl, x) for x in below[c]))) - base
+        again = model.floor(Work(tensor=sum(cl.flops(x) for x in below[c]))) - base
         if again > WORTH * (model.floor(Work(bytes=2.0 * cl.bytes(c)))) and _widest_use(cl, c, out) >= WIDE:
             out.add(_top_of_chain(cl, c))
     gathered = {n.args[0] for n in cl.source.values() if n.op == "gather"}
     return frozenset(c for c in out if c in gathered or cl.readable(c))
-
-
-def _flops(cl: Classes, c: int) -> float:
-    """Flops of the matrix product that the source computes here (0: it computes none)."""
-    n = cl.source[c]
-    if n.op != "red" or n.attr[0] != "+":  # type: ignore[index]
-        return 0.0
-    body = n.args[0]
-    while cl.source[body].op == "red" and cl.source[body].attr[0] == "+":  # type: ignore[index]
-        body = cl.source[body].args[0]
-    m = cl.source[body]
-    if m.op != "mul":
-        return 0.0
-    free = cl.graph.free
-    kept = free[c]
-    if not any((kept & free[a]) - free[b] and (kept & free[b]) - free[a] for a in m.args for b in m.args):
-        return 0.0
-    return 2.0 * cl.elements(body)
 
 
 def _widest_use(cl: Classes, c: int, cuts: set[int]) -> int:
@@ -72,7 +54,7 @@ def _widest_use(cl: Classes, c: int, cuts: set[int]) -> int:
             if u in seen:
                 continue
             seen.add(u)
-            product = next((r for r in _summed(cl, u) if _flops(cl, r)), None)
+            product = next((r for r in _summed(cl, u) if cl.flops(r)), None)
             if product is not None:
                 new = 1
                 for a in cl.graph.free[product] - cl.graph.free[x]:

@@ -56,7 +56,7 @@ BOUNDS = {
     "logsumexp_sugar": 40,
     "cross_entropy": 44,
     "cross_entropy_linear": 58,
-    "softmax_backward": 92,
+    "softmax_backward": 104,
     "variance": 33,
     "standard_deviation": 34,
     "layernorm": 53,
