@@ -755,7 +755,7 @@ class _FoldState:
         axes = self.axes(kind, i)
         c = None
         if self.carries is not None:
-            op = pivot if isinstance(pivot, str) else pivot[2] if is_payload(pivot) else "+"
+            op = pivot if isinstance(pivot, str) else pivot[2] if pivot is not None and is_payload(pivot) else "+"
             init = IDENTITY[op]
             if key not in self.carries:  # else a component that moves with this one has asked for it
                 low.carry(self.carries, key, axes, init, "linear" if kind == "x" or is_payload(pivot) else "pivot", op)

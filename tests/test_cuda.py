@@ -258,7 +258,16 @@ def test_sums_of_operands_in_shared_memory_are_rounded_too() -> None:
     axes = {"m": Axis(20, 20, "whole"), "k": Axis(64, 32, "loop"), "e": Axis(32, 32, "grid")}
     job = simple_job({"Y": (y, ("m", "e"))}, axes, {"X": x, "V": v}, {"Y": np.repeat(f64(x)[:, 5:6], 32, 1)}, tolerance=0.0)
     assert rounded_sums(job) == [False]
-    check_all({"columns": job}, seeds=(1,))
+    # weights that are products: of a value in registers with one for each key
+    w = make("bfloat16", (32, 64), 2)
+    p = un("exp", T.red("+", "d", mul(inp("X", (A("m"), A("d"))), inp("W", (A("d"), A("k"))))))
+    p = where(bi("eq", iota("k"), iota("m")), p, num(0.0))
+    one = inp("V", (A("k"), Affine(3)))
+    y = T.div(T.red("+", "k", mul(p, one, inp("V", (A("k"), A("e"))))), T.red("+", "k", mul(p, one)))
+    axes = {"m": Axis(20, 20, "whole"), "d": Axis(32, 32, "whole"), "k": Axis(64, 32, "loop"), "e": Axis(32, 32, "grid")}
+    products = simple_job({"Y": (y, ("m", "e"))}, axes, {"X": x[:, :32], "W": w, "V": v}, {"Y": f64(v)[:20]}, tolerance=0.0)
+    assert rounded_sums(products) == [True]
+    check_all({"columns": job, "products": products}, seeds=(1,))
 
 
 def test_sums_beside_unrounded_ones_stay_unrounded() -> None:
@@ -275,6 +284,8 @@ def test_sums_beside_unrounded_ones_stay_unrounded() -> None:
         return rounded_sums(simple_job(terms, axes, inputs, {}))
 
     assert sums(Y=(T.div(value, weight), ("m", "e"))) == [True]
+    scaled = T.red("+", "k", mul(p, inp("W", (Affine(3), A("k"))), V)), T.red("+", "k", mul(p, inp("W", (Affine(3), A("k")))))
+    assert sums(Y=(T.div(*scaled), ("m", "e"))) == [True]
     assert sums(Y=(value, ("m", "e")), S=(weight, ("m",))) == [True]
     assert sums(Y=(T.div(value, add(weight, 1.0)), ("m", "e"))) == [True]
     assert sums(Y=(sub(value, mean), ("m", "e"))) == []  # the mean is a quotient of two unrounded sums

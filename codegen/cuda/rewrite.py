@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..tile import (
@@ -66,32 +67,55 @@ def with_axis(p: TileProgram, start: set[int], axis: str) -> TileProgram:
     while spread(p.body):
         pass
 
-    def f(s: Stmt) -> list[Stmt]:
-        match s:
-            case Map():
-                return [replace(s, out=value(s.out), args=tuple(map(value, s.args)))]
-            case Reduce():
-                return [replace(s, out=value(s.out), arg=value(s.arg), acc=s.acc and value(s.acc))]
-            case Contract():
-                return [replace(s, out=value(s.out), a=value(s.a), b=value(s.b), acc=s.acc and value(s.acc))]
-            case Gather():
-                return [replace(s, out=value(s.out), position=value(s.position))]
-            case Store():
-                return [replace(s, arg=value(s.arg))]
-            case Loop():
-                return [
-                    replace(
-                        s,
-                        carries=tuple(
-                            Carry(value(c.init), value(c.phi), value(c.next), value(c.out), c.kind, c.op) for c in s.carries
-                        ),
-                    )
-                ]
-        return [replace(s, out=value(s.out))]
-
     from ...extraction.plan import Axis
 
-    return replace(p, axes={**p.axes, axis: Axis(1, 1, "whole")}, extents={**p.extents, axis: 1}, body=rebuild(p.body, f))
+    body = rebuild(p.body, lambda s: [with_values(s, value)])
+    return replace(p, axes={**p.axes, axis: Axis(1, 1, "whole")}, extents={**p.extents, axis: 1}, body=body)
+
+
+def with_values(s: Stmt, value: Callable[[Value], Value]) -> Stmt:
+    """The statement with other values; of a loop, its carries."""
+    match s:
+        case Map():
+            return replace(s, out=value(s.out), args=tuple(map(value, s.args)))
+        case Reduce():
+            return replace(s, out=value(s.out), arg=value(s.arg), acc=s.acc and value(s.acc))
+        case Contract():
+            return replace(s, out=value(s.out), a=value(s.a), b=value(s.b), acc=s.acc and value(s.acc))
+        case Gather():
+            return replace(s, out=value(s.out), position=value(s.position))
+        case Store():
+            return replace(s, arg=value(s.arg))
+        case Loop():
+            carries = (Carry(value(c.init), value(c.phi), value(c.next), value(c.out), c.kind, c.op) for c in s.carries)
+            return replace(s, carries=tuple(carries))
+    return replace(s, out=value(s.out))
+
+
+def shared(p: TileProgram) -> TileProgram:
+    """The program with each elementwise value computed once."""
+    same: dict[int, Value] = {}
+
+    def value(v: Value) -> Value:
+        return same.get(v.id, v)
+
+    def go(body: tuple[Stmt, ...], known: dict[tuple, Value]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            s = with_values(s, value)
+            if isinstance(s, Loop):
+                inside = go(s.body, dict(known))
+                s = with_values(replace(s, body=inside), value)  # what is carried on may be a value that went
+            elif isinstance(s, Map):
+                args = sorted(a.id for a in s.args) if s.fn in ("add", "mul", "max", "min") else [a.id for a in s.args]
+                first = known.setdefault((s.fn, *args), s.out)
+                if first != s.out:
+                    same[s.out.id] = first
+                    continue
+            out.append(s)
+        return tuple(out)
+
+    return replace(p, body=go(p.body, {}))
 
 
 def index_axes(s: Stmt) -> tuple[str, ...]:

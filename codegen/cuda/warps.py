@@ -19,7 +19,7 @@ from ..tile import (
     walk,
 )
 from .facts import Facts
-from .rewrite import highest_id, rebuild, with_axis
+from .rewrite import highest_id, rebuild, shared, with_axis
 from .schedule import mergeable, missing_limits
 
 MOST_RESULT = 160  # elements of one product's result that a thread may hold
@@ -34,8 +34,10 @@ class Warps(Facts):
             if isinstance(s, Contract):
                 m = self.matrix(s)
                 if m and self.tensor_dtype(s) and (not m[0]) != (not m[1]) and math.prod(self.tile[x] for x in m[2]) >= 16:
-                    few = s.a if not m[0] else s.b
-                    rows = [x for x in few.axes if x not in (s.b if few is s.a else s.a).axes and x not in s.axes]
+                    few, many = (s.a, s.b) if not m[0] else (s.b, s.a)
+                    if not self.free(many):  # it lies in registers: a product and a sum there
+                        continue
+                    rows = [x for x in few.axes if x not in many.axes and x not in s.axes]
                     if self.forced or rows:  # an axis of extent 1 that only this operand has serves as rows
                         self.forced.update(rows[:1])
                     elif not unit and (self.free(few) or not m[0]):
@@ -59,7 +61,7 @@ class Warps(Facts):
             product = Value(fresh, frame)
             return [Map(product, "mul", (s.a, s.b)), Reduce(s.out, "+", s.axes, product, s.acc, s.role)]
 
-        self.p = replace(self.p, body=rebuild(self.p.body, f))
+        self.p = shared(replace(self.p, body=rebuild(self.p.body, f)))
         self.index()
         self.matrices = {s.out.id: s for s in walk(self.p.body) if isinstance(s, Contract)}
         if any(isinstance(s, Reduce) and not self.live(s.axes) for s in walk(self.p.body)):

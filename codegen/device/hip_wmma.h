@@ -129,6 +129,7 @@ template <typename T, int RS, int CS> DEV Rounded<T, RS, CS> rounded(const float
 
 // acc += the sum of each row of a over KT steps of 32 inner elements: a product with ones.
 template <int KT, int RS, class A> DEV void sum_rows(float (&acc)[RS], const A& a) {
+    keep_loads_apart();                                        // it takes sixteen registers beside the operand
     const u32 one = pack(typename A::T{}, 1.0f, 1.0f), ones[4] = {one, one, one, one};
 #pragma unroll
     for (int i = 0; i < RS; ++i) {
