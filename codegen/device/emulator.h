@@ -353,8 +353,11 @@ static void run_blocks(i64 grid, int count, u32 seed) {
             prepare(t.context, stacks + (size_t)i * STACK, STACK, start, scheduler);
         }
         if (engines) engines->begin();
+        bool ran = true;
         for (int left = count, idle = 0; left;) {
-            bool ran = false, asked = false;
+            const bool drift = ragged && ran;                      // after a round without progress, one with all
+            bool asked = false;
+            ran = false;
             const u32 turn = seed ? random_bits() : 0;
             for (int w = 0; w < count / WARP; ++w) {
                 const int warp = (int)((w + turn) % (count / WARP));
@@ -365,7 +368,7 @@ static void run_blocks(i64 grid, int count, u32 seed) {
                     for (int l = 0; l < WARP; ++l) {
                         Thread& t = threads[warp * WARP + (seed ? (l * 5 + (int)(turn & 31)) % WARP : l)];
                         if (t.done || t.polled || (t.counter && *t.counter == t.seen)) continue;
-                        if (ragged && random_bits() % 2) { ran = true; continue; }
+                        if (drift && random_bits() % 2) continue;
                         self = &t;
                         switch_to(scheduler, t.context);
                         self = nullptr;
@@ -374,12 +377,13 @@ static void run_blocks(i64 grid, int count, u32 seed) {
                         if (t.polled) asked = true;
                         else ran = again = true;
                     }
-                    if (ragged) break;
+                    if (drift) break;
                 }
                 if (engines && engines->work(false)) ran = true;
                 if (failure[0]) return;
             }
-            if (ran) { idle = 0; continue; }
+            if (ran) idle = 0;
+            if (ran || drift) continue;
             if (!left) break;
             if (engines && engines->work(true)) { idle = 0; continue; }
             if (!asked || ++idle > 1000) return fail_waiting(count);

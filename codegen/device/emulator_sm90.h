@@ -1,8 +1,9 @@
 // The primitives of sm90.cuh, and wgmma in every shape, on the CPU; after emulator.h.
 //
-// Copies by tensor map and matrix products happen some time between their issue and what waits for them.  Seed 0 puts them off until
-// no thread can go on, others take chances, or lose no time.  What is under way is not to be touched: its destination is NaN, and what
-// would be a race on a GPU is a failure here, whoever wins it.
+// Copies by tensor map and matrix products happen some time between their issue and what waits for them: for seeds 0 and 3 (modulo 4)
+// when no thread can go on, the oldest or the newest copy first; for 1 and 2 by chance.  Under odd seeds the lanes of a warp drift
+// apart.  What is under way is not to be touched: its destination is NaN, and what would be a race on a GPU is a failure here, whoever
+// wins it.
 #define __grid_constant__
 #define MAP const TensorMap
 
@@ -95,7 +96,7 @@ static void begin_transfer(u32 to, const TensorMap& m, u32 bar, const i64* at, u
 }
 static void land(int n) {
     const Transfer t = transfers[n];
-    transfers[n] = transfers[--transfer_count];
+    memmove(transfers + n, transfers + n + 1, (--transfer_count - n) * sizeof *transfers);
     const TensorMap& m = t.map;
     const u32 row = m.box[0] * m.width;
     u8 inner[256 * 8];
@@ -372,11 +373,15 @@ static void take_registers(int n, bool more, Line line) {
 }
 
 // ---- beside the threads
-static u32 haste;                   // of 16 chances, how many the asynchronous engines take
+static u32 haste;                   // of 16 chances, how many the asynchronous engines take while threads can go on
+static bool newest;                 // where none can: the newest copy lands first, not the oldest
+static u32 elected;                 // the lane of warp 0 that elect_one means, throughout a launch
 static void begin_block() {
     if (shared_size + SHARED_START > MOST_SHARED) fail("a block has at most 227 KiB of shared memory");
-    static const u32 hastes[] = {0, 4, 1, 16};
+    static const u32 hastes[] = {0, 4, 1, 0};
     haste = hastes[order % 4];
+    newest = order % 4 == 3;
+    if (!block) elected = order % WARP;
     warp_count = thread_count / WARP;
     if (!queues) queues = (Queue*)calloc(MAX_THREADS / WARP, sizeof(Queue));
     for (int w = 0; w < warp_count; ++w) {
@@ -399,7 +404,7 @@ static void begin_block() {
 static bool chance() { return haste && random_bits() % 16 < haste; }
 static bool work(bool late) {
     bool done = false;
-    if (transfer_count && late) return land(0), true;
+    if (transfer_count && late) return land(newest ? transfer_count - 1 : 0), true;
     for (int n = transfer_count; n-- > 0;)
         if (chance()) land(n), done = true;
     for (int w = 0; w < warp_count; ++w) {
@@ -427,7 +432,7 @@ static bool elect_one(emulator::Line line = emulator::Line::here()) {
     using namespace emulator;
     bool mine;
     meet(nullptr, &mine, [](const void**, void** o) {
-        for (int l = 0; l < WARP; ++l) *(bool*)o[l] = l == self->index / WARP * 7 % WARP;
+        for (int l = 0; l < WARP; ++l) *(bool*)o[l] = l == (emulator::elected + self->index / WARP * 7) % WARP;
     }, line);
     return mine;
 }
@@ -442,6 +447,7 @@ template <int N> static void fewer_registers(emulator::Line line = emulator::Lin
 static void named_sync(int id, int threads, emulator::Line line = emulator::Line::here()) { emulator::named(id, threads, true, line); }
 static void named_arrive(int id, int threads, emulator::Line line = emulator::Line::here()) { emulator::named(id, threads, false, line); }
 static u32 fetch_add(u32* counter, u32 n) { const u32 x = *counter; *counter += n; return x; }
+static u32 fetch_add_shared(u32 at, u32 n) { const u32 x = load_shared<u32>(at); store_shared<u32>(at, x + n); return x; }
 
 // ---- barriers
 DEV u32 shared_address(u32 at) { return at + emulator::SHARED_START; }
@@ -544,4 +550,10 @@ template <int TA, int TB, class T, int CS> static void wgmma(T, float (&x)[2][CS
 template <int TB, class T, int CS> static void wgmma(T, float (&x)[2][CS], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, bool add, emulator::Line line = emulator::Line::here()) {
     static_assert(CS % 2 == 0 && CS >= 2 && CS <= 64, "8, 16 … 256 columns");
     emulator::issue({{0, b}, &x[0][0], {a0, a1, a2, a3}, CS, {false, TB}, true, emulator::is_half(T{}), add}, line);
+}
+
+// ---- from result fragments to memory
+DEV u32 choose(bool c, u32 a, u32 b) { return c ? a : b; }
+static void store_words_if(bool c, void* p, const u32 (&x)[4]) {
+    if (c) store_words<4>(p, {{x[0], x[1], x[2], x[3]}});
 }
