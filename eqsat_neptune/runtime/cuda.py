@@ -50,8 +50,14 @@ class CudaRunner:
             self._variant(tuple(is_packed(s, contiguous_strides(s), d) for _, s, d in self._inputs))
 
     def details(self) -> list[tuple[str, ...]]:
+        dynamic = {x.function: x.smem for x in self._source.launches} if self._kernels else {}
         return [
-            (n, f"{k.registers} registers", f"{k.spill_bytes} bytes spilled", f"{k.shared_bytes} bytes static shared memory")
+            (
+                n,
+                f"{k.registers} registers",
+                f"{k.spill_bytes} bytes spilled",
+                f"{k.shared_bytes + dynamic.get(n, 0)} bytes of shared memory",
+            )
             for n, k in self._kernels.items()
         ]
 

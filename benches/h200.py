@@ -1,0 +1,1258 @@
+"""Programs on one NVIDIA GPU: accuracy, time beside their peers, and the cost model's error, in one run.
+
+    python benches/h200.py save DIR [--dtype bfloat16] [--quick | --small] [--only TEXT] [--vary NAME:choice=value,…]
+    python benches/h200.py run DIR [--out FILE] [--sustained] [--peers …] [--budget SECONDS] [--check [--sanitize TOOL]]
+    python benches/h200.py table FILE…
+    python benches/h200.py fit FILE…
+
+`save` searches (no GPU), `run` measures (no egglog), `table` prints a record again, `fit` judges the cost model by records.
+A saved kernel is NAME__EXTENTS__DTYPE[__VARIANT].json; "base" is the variant that others are compared with, and peers run once for
+all variants of a program.  --small saves every program of the library at its ragged test size, to be checked and not timed.
+
+Checks: ten calls into poisoned outputs give the same bits, and agree with the program itself in float64 (whole heads, or rows).
+Times: "single" is the median of calls with a cold L2, inside a CUDA graph where calls are short; "sustained" has kernel, variants
+and peers of one program take turns of 0.15 s, and is the median over rounds of a turn's mean: the card is limited by power, so this
+is the figure to compare.  TFLOP/s count kept pairs only; GB/s count every input and output once.
+
+Each program runs under a time limit in a process of its own kind: one that hangs or breaks the context loses its row only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from records import ablations, fit, line, median, read_rows, report, summary
+
+import eqsat_neptune as en
+from eqsat_neptune import programs
+from eqsat_neptune.programs import CAP, CASES, EPS, Arg, Case
+
+WINDOW = 4096
+TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}  # small: of the largest element
+LIMIT = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-3}  # full: relative error in the 2-norm
+PEERS = ("cudnn", "flash", "fa3", "flex", "torch", "compile", "library", "copy")
+STEP = 60.0  # seconds that a kernel or peer may take before it is given up
+TURN, ROUNDS = 0.15, 3
+CALLS = 10  # calls of a CUDA graph
+Shape = tuple[int, ...]
+
+
+# ------------------------------------------------------------------ the programs
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A program as it is measured.
+
+    keys    extents that a file's name holds, in order; the last ones may be left out
+    sizes   values of keys to measure; quick: of these, for a first look
+    flops   from the inputs' shapes; None: bytes count
+    rows    inputs that have a row for each row of the result; (): the result's heads are independent instead
+    """
+
+    case: Case
+    keys: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    quick: tuple[tuple[int, ...], ...]
+    peers: tuple[str, ...]
+    flops: Callable[..., float] | None = None
+    rows: tuple[int, ...] = ()
+
+    def extents(self, sizes: Sequence[int]) -> dict[str, int]:
+        return dict(zip(self.keys, sizes))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What the peers must be told of one of the prefill and decode programs."""
+
+    decode: bool
+    causal: bool
+    alibi: bool
+    cap: float
+    window: int
+
+    @staticmethod
+    def of(name: str) -> Attention:
+        kind, decode = name.partition("_")[2], name.startswith("decode")
+        cap = CAP if kind in ("softcap", "windowed") else 0.0
+        return Attention(decode, not decode and kind != "global", kind == "alibi", cap, WINDOW if kind == "windowed" else 0)
+
+    def pairs(self, queries: int, keys: int) -> float:
+        """(query, key) pairs of one head that are kept."""
+        if not self.causal:
+            return queries * keys
+        w = self.window
+        return w * (w + 1) / 2 + (queries - w) * w if 0 < w < queries else queries * (queries + 1) / 2
+
+
+def _operators() -> dict[str, Operator]:
+    out: dict[str, Operator] = {}
+
+    def add(
+        case: Case, keys: tuple[str, ...], sizes: Sequence[tuple[int, ...]], peers: str, flops: Any = None, **more: Any
+    ) -> None:
+        out[case.name] = Operator(
+            case, keys, tuple(sizes), more.pop("quick", tuple(sizes)[:1]), tuple(peers.split()), flops, **more
+        )
+
+    def values(case: Case) -> Case:
+        """With a dimension of the values of its own (0: that of the keys)."""
+
+        def args(b: int, hq: int, hkv: int, n: int, d: int, dv: int) -> tuple[Arg, ...]:
+            q, k, v, *more = case.args(b, hq, hkv, n, d)
+            return (q, k, replace(v, shape=(*v.shape[:-1], dv or d)), *more)
+
+        return replace(case, args=args, full={**case.full, "dv": 0})
+
+    lengths: list[tuple[int, ...]] = [(n,) for n in (512, 1024, 2048, 4096, 8192, 16384)]
+    odd: list[tuple[int, ...]] = [(1000,), (4097,), (8191,)]
+    dims: list[tuple[int, ...]] = [(n, *d) for d in ((64,), (96,), (192, 128), (256,)) for n in (2048, 8192)]
+    for kind in ("global", "causal", "gqa", "alibi", "softcap", "windowed"):
+        name = f"prefill_{kind}"
+        mask = Attention.of(name)
+
+        def flops(q: Shape, k: Shape, v: Shape, *_: Shape, f: Attention = mask) -> float:
+            return 2 * q[0] * q[1] * f.pairs(q[2], k[2]) * (q[3] + v[3])
+
+        sizes = [*lengths, *(odd + dims if kind in ("global", "causal") else [])]
+        add(values(CASES[name]), ("n", "d", "dv"), sizes, "cudnn flash fa3 flex", flops, quick=((4096,), (16384,)))
+    batches: list[tuple[int, ...]] = [(1, 1024), (1, 8192), (1, 65536), (16, 4096), (16, 8192), (16, 16384)]
+    for kind in ("causal", "gqa", "alibi", "softcap"):
+        groups = [(16, 8192, 8 * g, 8) for g in (3, 6, 12)] if kind == "gqa" else []
+        first = ((1, 8192), (16, 8192), (1, 65536))
+        add(CASES[f"decode_{kind}"], ("batch", "n", "hq", "hkv"), [*batches, *groups], "cudnn flash fa3 flex", quick=first)
+
+    def product(name: str, fn: Callable[..., Any]) -> Case:
+        return Case(name, "B", fn, lambda n: (Arg((n, n)),) * 2, {"n": 37}, {"n": 4096})
+
+    for case in (product("matmul", lambda x, w: x @ w), product("matmul_nk", lambda x, w: x @ w.mT)):
+        add(case, ("n",), [(4096,), (8192,)], "torch", lambda x, w: 2 * x[0] * x[1] * w[0], rows=(0,))
+    linear = "torch compile"
+    add(CASES["rmsnorm_linear"], ("b",), [(1,), (8,), (16,)], linear, rows=(0,))
+    add(CASES["gated_mlp"], ("n",), [(1,), (8,), (16,), (64,), (128,)], linear, rows=(0,), quick=((8,),))
+    add(CASES["lora"], ("n",), [(1,), (8,), (16,)], linear, rows=(0,), quick=((16,),))
+    row = CASES["softmax"]
+    for case in (row, replace(row, name="rmsnorm", fn=programs.rmsnorm), CASES["layernorm"], CASES["cross_entropy"]):
+        add(
+            case,
+            ("n", "m"),
+            [tuple(case.full.values())],
+            "torch compile copy",
+            rows=(0, 1) if case.name == "cross_entropy" else (0,),
+        )
+
+    fresh = "compile library"
+    add(CASES["differential_attention"], ("n",), [(4096,), (8192,)], fresh,
+        lambda q, q2, k, k2, v, w: q[0] * q[1] * (q[1] + 1) * (2 * q[2] + v[2]))  # fmt: skip
+    add(CASES["sink_attention"], ("n",), [(4096,), (8192,)], "compile flex", lambda q, *_: q[0] * q[1] * (q[1] + 1) * 2 * q[2])
+    add(CASES["sigmoid_attention"], ("n",), [(4096,), (8192,)], "compile", lambda q, *_: 4 * q[0] * q[1] ** 2 * q[2])
+    add(CASES["performer"], ("n",), [(4096,), (16384,)], "compile", lambda q, k, v, w: 8 * q[0] * q[1] * q[2] * w[0])
+    add(CASES["cross_entropy_linear"], ("n",), [(4096,)], "torch compile", lambda h, w, t: 2 * h[0] * h[1] * w[0], rows=(0, 2))
+    add(CASES["attention_dq"], ("n",), [(4096,), (8192,)], fresh, lambda q, k, *_: 6 * q[0] * q[1] * q[2] * k[2] * q[3])
+    add(CASES["qknorm"], ("n", "h", "d"), [(4096, 32, 128), (16384, 32, 128), (4096, 8, 64)], fresh,
+        lambda q, *_: 4 * q[0] * q[1] ** 2 * q[2])  # fmt: skip
+    return out
+
+
+OPERATORS = _operators()
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a file's name says.  extents: numbers joined by "_", or "small", or "" for the program's own."""
+
+    name: str
+    extents: str
+    dtype: str
+    variant: str = ""
+
+    @staticmethod
+    def of(stem: str) -> Label:
+        parts = stem.split("__")
+        if len(parts) not in (3, 4):
+            raise ValueError(f"{stem}: expected NAME__EXTENTS__DTYPE or NAME__EXTENTS__DTYPE__VARIANT")
+        return Label(*parts)
+
+    @property
+    def stem(self) -> str:
+        return "__".join((self.name, self.extents, self.dtype, *([self.variant] if self.variant else [])))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(int(x) for x in self.extents.split("_") if x.isdigit())
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As a record has them."""
+        return dict(case=self.name, extents=list(self.sizes) or self.extents, dtype=self.dtype, variant=self.variant)
+
+    @property
+    def program(self) -> Label:
+        return replace(self, variant="")
+
+    @property
+    def base(self) -> bool:
+        return self.variant in ("", "base")
+
+
+# ------------------------------------------------------------------ saving (no GPU)
+
+
+def cells(quick: bool = False, small: bool = False, only: str = "", dtypes: Sequence[str] = ("bfloat16",)) -> list[Label]:
+    """What `save` saves; `only`: a regular expression over the names of the files."""
+    if small:
+        found = [Label(name, "small", d) for name in CASES for d in dtypes]
+    else:
+        listed = ((name, s) for name, op in OPERATORS.items() for s in (op.quick if quick else op.sizes))
+        found = [Label(name, "_".join(map(str, s)), d) for name, s in listed for d in dtypes]
+    return [x for x in found if re.search(only, x.stem)]
+
+
+def parse_variant(text: str) -> tuple[str, list[tuple[str, str, Any]]]:
+    """ "NAME:stages=2,k0.pivot=lazy,a3/128" → the name, and (kernel or "", choice or "/axis", value) for each change."""
+    name, colon, rest = text.partition(":")
+    changes = []
+    for item in rest.split(",") if colon else []:
+        m = re.fullmatch(r"(?:(k\d+)\.)?(?:(\w+)=(\w+)|([\w.]+)/(\d+))", item)
+        if not m:
+            raise ValueError(
+                f"{item!r} is no change: expected choice=value or axis/tile, with kernel. before it for one kernel only"
+            )
+        value: Any = m[5] or m[3]
+        changes.append((m[1] or "", m[2] or "/" + m[4], int(value) if value.isdigit() else value))
+    if not re.fullmatch(r"[a-z0-9]\w*", name) or name == "base" or "__" in name or not changes:
+        raise ValueError(f"{text!r} is no variant: expected NAME:choice=value,… (NAME is not base)")
+    return name, changes
+
+
+def varied(kernel: Any, changes: list[tuple[str, str, Any]]) -> Any:
+    """The kernel with other schedule choices or tiles, priced again."""
+    from eqsat_neptune.codegen.lower import lower
+    from eqsat_neptune.cost_models import model_for
+    from eqsat_neptune.cost_models.base import Sizes
+    from eqsat_neptune.extraction.plan import Cost
+
+    from eqsat_neptune.kernel import Kernel, Record
+
+    model, plan, kernels = model_for(kernel.target), kernel.plan, []
+    for k in plan.kernels:
+        mine = [(what, value) for where, what, value in changes if where in ("", k.name)]
+        tiles = {what[1:]: int(v) for what, v in mine if what[0] == "/" and what[1:] in k.axes}
+        axes = {a: replace(x, tile=min(tiles.get(a, x.tile), x.extent)) for a, x in k.axes.items()}
+        k = replace(k, axes=axes, choices={**k.choices, **{c: v for c, v in mine if c[0] != "/"}})
+        program = lower(k, plan.buffers, plan.compute_dtype)
+        tile, extent = ({a: np.array([float(getattr(x, f))]) for a, x in axes.items()} for f in ("tile", "extent"))
+        price = model.cost(program, Sizes(tile, extent), detail=True)
+        if math.isfinite(seconds := float(price.seconds[0])):
+            parts, detail = ({n: float(v[0]) for n, v in d.items()} for d in (price.parts, price.detail))
+            k = replace(k, cost=Cost(seconds, parts, max(parts, key=parts.__getitem__), dict(detail)))
+        kernels.append(k)
+    old = kernel._record
+    return Kernel(Record(old.program, old.target, replace(plan, kernels=tuple(kernels)), dict(old.info)))
+
+
+def save(folder: Path, labels: Sequence[Label], target: str, vary: Sequence[str] = ()) -> list[Path]:
+    """Search and write one file for each label, and for each of its variants.  Returns the files."""
+    from tqdm import tqdm
+
+    variants = [parse_variant(v) for v in vary]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "commit").write_text(commit() + "\n")
+    written = []
+    for label in tqdm(labels, desc="search", disable=None):
+        small = label.extents == "small"
+        case = CASES[label.name] if small else OPERATORS[label.name].case
+        extents = {} if small else OPERATORS[label.name].extents(label.sizes)
+        size = "small" if small else "full"
+        try:
+            kernel = en.optimize(en.trace(case.function(size), *case.specs(size, dtype=label.dtype, **extents)), target)
+        except en.EqsatError as e:
+            tqdm.write(f"{label.stem}: {type(e).__name__}: {e}")
+            continue
+        made = {"base" if variants else "": kernel}
+        sources = {kernel.source: "base"} if variants else {}
+        for name, changes in variants:
+            try:
+                other = varied(kernel, changes)
+                source = other.source
+            except en.EqsatError as e:
+                tqdm.write(f"{label.stem}: {name}: {type(e).__name__}: {e}")
+                continue
+            if source in sources:
+                tqdm.write(f"{label.stem}: {name} is the same code as {sources[source]}")
+                continue
+            sources[source], made[name] = name, other
+        for name, k in made.items():
+            path = folder / (replace(label, variant=name).stem + ".json")
+            k.save(path)
+            written.append(path)
+        tqdm.write(
+            f"{label.stem}: {len(kernel.plan.kernels)} kernels, {kernel.cost.seconds * 1e6:.0f} µs predicted, {len(made)} files"
+        )
+    return written
+
+
+def commit() -> str:
+    def git(*args: str) -> str:
+        try:
+            done = subprocess.run(["git", *args], capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "HEAD")
+    return head + ("+" if head and git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+# ------------------------------------------------------------------ the reference: the program itself, in float64
+
+
+@cache
+def float64_arrays() -> type:
+    """A torch tensor that has as much of the array API as the measured programs use."""
+    import torch
+
+    def number(x: Any, like: Any) -> Any:
+        return x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=like.dtype, device=like.device)
+
+    class Namespace:
+        inf, int32 = math.inf, torch.int32
+        exp, log, sqrt, tanh, where, reshape = torch.exp, torch.log, torch.sqrt, torch.tanh, torch.where, torch.reshape
+        arange = torch.arange
+
+        @staticmethod
+        def max(x: Any, axis: Any, keepdims: bool = False) -> Any:
+            return torch.amax(x, axis, keepdim=keepdims)
+
+        @staticmethod
+        def sum(x: Any, axis: Any, keepdims: bool = False) -> Any:
+            return torch.sum(x, axis, keepdim=keepdims)
+
+        @staticmethod
+        def mean(x: Any, axis: Any, keepdims: bool = False) -> Any:
+            return torch.mean(x, axis, keepdim=keepdims)
+
+        @staticmethod
+        def maximum(x: Any, y: Any) -> Any:
+            return torch.maximum(x, number(y, x))
+
+        @staticmethod
+        def squeeze(x: Any, axis: int) -> Any:
+            return torch.squeeze(x, axis)
+
+        @staticmethod
+        def take_along_axis(x: Any, i: Any, axis: int) -> Any:
+            return torch.take_along_dim(x, i.long(), axis)
+
+    class Array(torch.Tensor):
+        def __array_namespace__(self, api_version: str | None = None) -> type:
+            return Namespace
+
+    return Array
+
+
+def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    import torch
+
+    kind = float64_arrays()
+    with torch.device(args[0].device):
+        out = fn(*[(x.double() if x.is_floating_point() else x).as_subclass(kind) for x in args])
+    return out.as_subclass(torch.Tensor)
+
+
+def samples(op: Operator, args: Sequence[Any]) -> Iterator[tuple[tuple[Any, ...], list[Any]]]:
+    """Parts of the result, each as an index into it and the inputs that it depends on."""
+    import torch
+
+    if op.rows:
+        n = args[op.rows[0]].shape[0]
+        pick = torch.arange(0, n, max(1, n // 512) | 1, device=args[0].device)  # an odd stride: every place of a tile
+        yield (pick,), [x[pick] if i in op.rows else x for i, x in enumerate(args)]
+        return
+    first = args[0].shape
+    *batch, heads = first[:2] if len(first) == 4 else first[:1]
+    for b, h in sorted({(0, 0), (batch[0] - 1 if batch else 0, heads - 1), (0, heads // 2)}):
+        at = (slice(b, b + 1),) if batch else ()
+        part = []
+        for x in args:
+            if x.ndim == 1:
+                part.append(x[h : h + 1])
+            elif x.ndim < len(first):
+                part.append(x)
+            else:
+                own = h * x.shape[len(at)] // heads  # heads of a group share one
+                part.append(x[(*at, slice(own, own + 1))])
+        yield (*at, slice(h, h + 1)), part
+
+
+def error(out: Any, wants: Sequence[tuple[Any, Any]]) -> float:
+    """The largest relative error of a part, in the 2-norm; NaN where anything is not finite that should be."""
+    worst = 0.0
+    for at, want in wants:
+        have = out[at].double()
+        finite = want.to(out.dtype).isfinite()  # beyond the dtype's range there is nothing to compare
+        gap = ((have - want)[finite].norm() / want[finite].norm().clamp_min(1e-300)).item()
+        worst = gap if not gap <= worst else worst
+    return worst if bool(out.isfinite().all()) or not all(bool(w.to(out.dtype).isfinite().all()) for _, w in wants) else math.nan
+
+
+# ------------------------------------------------------------------ the peers
+
+
+def torch_programs() -> dict[str, Callable[..., Any]]:
+    """The programs as one would write them in PyTorch."""
+    import torch
+    import torch.nn.functional as F
+
+    def causal(s: Any) -> Any:
+        i = torch.arange(s.shape[-1], device=s.device)
+        return s.masked_fill(i > i[:, None], -math.inf)
+
+    def scores(q: Any, k: Any) -> Any:
+        return q @ k.mT / math.sqrt(q.shape[-1])
+
+    def differential(q1: Any, q2: Any, k1: Any, k2: Any, v: Any, weight: Any) -> Any:
+        p1, p2 = (torch.softmax(causal(scores(q, k)), -1) for q, k in ((q1, k1), (q2, k2)))
+        return (p1 - weight[:, None, None] * p2) @ v
+
+    def sink(q: Any, k: Any, v: Any, logit: Any) -> Any:
+        s = causal(scores(q, k))
+        s = torch.cat([s, logit[:, None, None].expand(*s.shape[:-1], 1)], -1)
+        return torch.softmax(s, -1)[..., :-1] @ v
+
+    def performer(q: Any, k: Any, v: Any, w: Any) -> Any:
+        q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
+        zq = q @ w.mT - 0.5 * (q * q).sum(-1, keepdim=True)
+        zk = k @ w.mT - 0.5 * (k * k).sum(-1, keepdim=True)
+        fq, fk = torch.exp(zq - zq.amax(-1, keepdim=True)), torch.exp(zk - zk.amax((-2, -1), keepdim=True))
+        return (fq @ (fk.mT @ v)) / (fq @ fk.sum(-2, keepdim=True).mT)
+
+    def dq(q: Any, k: Any, v: Any, do: Any) -> Any:
+        p = torch.softmax(scores(q, k), -1)
+        dp = do @ v.mT
+        return (p * (dp - (p * dp).sum(-1, keepdim=True))) @ k / math.sqrt(q.shape[-1])
+
+    def norm(x: Any) -> Any:
+        return F.rms_norm(x, x.shape[-1:], eps=EPS)
+
+    return {
+        "matmul": lambda x, w: x @ w,
+        "matmul_nk": lambda x, w: x @ w.mT,
+        "rmsnorm_linear": lambda x, w: norm(x) @ w,
+        "gated_mlp": lambda x, w1, w2: F.silu(x @ w1) * (x @ w2),
+        "lora": lambda x, w, a, b: x @ w + (x @ a) @ b,
+        "softmax": lambda x: torch.softmax(x, -1),
+        "rmsnorm": norm,
+        "layernorm": lambda x, gain, bias: F.layer_norm(x, x.shape[-1:], gain, bias, EPS),
+        "cross_entropy": lambda x, target: F.cross_entropy(x, target.long(), reduction="none"),
+        "cross_entropy_linear": lambda h, w, target: F.cross_entropy(h @ w.mT, target.long(), reduction="none"),
+        "differential_attention": differential,
+        "sink_attention": sink,
+        "sigmoid_attention": lambda q, k, v: torch.sigmoid(scores(q, k) - math.log(k.shape[-2])) @ v,
+        "performer": performer,
+        "attention_dq": dq,
+        "qknorm": lambda q, k, v: torch.softmax(scores(norm(q), norm(k)), -1) @ v,
+    }
+
+
+def library_programs() -> dict[str, Callable[..., Any]]:
+    """What PyTorch's fused attention can be put together to, where it can."""
+    import torch.nn.functional as F
+
+    def attend(q: Any, k: Any, v: Any, **kw: Any) -> Any:
+        return F.scaled_dot_product_attention(q[None], k[None], v[None], **kw)[0]
+
+    def differential(q1: Any, q2: Any, k1: Any, k2: Any, v: Any, weight: Any) -> Any:
+        a, b = (attend(q, k, v, is_causal=True) for q, k in ((q1, k1), (q2, k2)))
+        return a - weight[:, None, None] * b
+
+    def qknorm(q: Any, k: Any, v: Any) -> Any:
+        q, k = (F.rms_norm(x, x.shape[-1:], eps=EPS) for x in (q, k))
+        return attend(q, k, v)
+
+    return {"differential_attention": differential, "qknorm": qknorm}
+
+
+def synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """TimeoutError in the main thread, where Python code runs."""
+
+    def expire(*_: Any) -> None:
+        raise TimeoutError
+
+    old = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def compiled(fn: Callable[..., Any], args: Sequence[Any], budget: float) -> tuple[Callable[[], Any], str]:
+    """torch.compile's function of no arguments, and in which mode: tuned if that takes no longer than the budget."""
+    import torch
+
+    if budget > 0:
+        from torch._inductor import select_algorithm
+
+        select_algorithm.PRINT_AUTOTUNE = False  # pages of tables
+        start = time.monotonic()
+        tuned = torch.compile(fn, mode="max-autotune-no-cudagraphs", dynamic=False)
+        try:
+            with deadline(budget):
+                tuned(*args)
+                synchronize()
+            return (lambda: tuned(*args)), "max-autotune"
+        except Exception:  # the compiler may wrap a TimeoutError
+            if time.monotonic() - start < budget:
+                raise
+            torch._dynamo.reset()
+    plain = torch.compile(fn, dynamic=False)
+    plain(*args)
+    return (lambda: plain(*args)), f"default mode: max-autotune was cut after {budget:g} s" if budget > 0 else "default mode"
+
+
+def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -> tuple[Callable[[], Any], str] | None:
+    """A function of no arguments with the same result, and a note; None if this peer has no such operator."""
+    import torch
+
+    if kind == "copy":
+        source, to = (torch.empty(moved // 2, dtype=torch.uint8, device=args[0].device) for _ in range(2))
+        return (lambda: to.copy_(source)), "a copy that moves as many bytes"
+    if name.startswith(("prefill", "decode")):
+        call = attention_peer(kind, Attention.of(name), *args)
+        return (call, "") if call else None
+    if kind == "flex":
+        return sink_by_flex(*args), ""
+    if kind == "library" and name == "attention_dq":
+        q, k, v, do = args
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return (lambda: torch.autograd.grad(out, q, do, retain_graph=True)[0]), "SDPA's backward pass alone: all three gradients"
+    if kind == "library":
+        return compiled(library_programs()[name], args, 0)
+    fn = torch_programs()[name]
+    return compiled(fn, args, budget) if kind == "compile" else ((lambda: fn(*args)), "")
+
+
+def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any = None) -> Callable[[], Any] | None:
+    import torch
+    import torch.nn.functional as F
+
+    grouped = q.shape[1] != k.shape[1]
+    if kind in ("cudnn", "flash"):
+        if f.cap or f.alibi or f.window:
+            return None
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend = SDPBackend.CUDNN_ATTENTION if kind == "cudnn" else SDPBackend.FLASH_ATTENTION
+
+        def sdpa() -> Any:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=f.causal, enable_gqa=grouped)
+
+        return sdpa
+    if kind == "fa3":
+        if f.alibi or q.dtype != torch.bfloat16:
+            return None
+        import fa3_fwd_interface as fa3
+
+        a, b, c = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        kw: dict[str, Any] = dict(causal=f.causal)
+        if f.cap:
+            kw["softcap"] = f.cap
+        if f.window:
+            kw["window_size"] = (f.window - 1, 0)
+        if f.decode:
+            kw["num_splits"] = 0
+
+        def flash3() -> Any:
+            r = fa3.flash_attn_func(a, b, c, **kw)
+            return (r[0] if isinstance(r, tuple) else r).transpose(1, 2)
+
+        return flash3
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    n, last = k.shape[2], k.shape[2] - 1
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        if f.cap:
+            s = CAP * torch.tanh(s / CAP)
+        if f.alibi:
+            s = s + slopes[h] * (j - (last if f.decode else i))
+        return s
+
+    def keep(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (j <= i) & (i - j < f.window) if f.window else j <= i
+
+    mask = create_block_mask(keep, None, None, q.shape[2], n, device=q.device) if f.causal else None
+    fn = torch.compile(flex_attention, dynamic=False)
+    mod = score if f.cap or f.alibi else None
+    return lambda: fn(q, k, v, score_mod=mod, block_mask=mask, enable_gqa=grouped)
+
+
+def sink_by_flex(q: Any, k: Any, v: Any, sink: Any) -> Callable[[], Any]:
+    """FlexAttention gives the logarithm of the denominator; the sink then scales the result."""
+    import torch
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, i, j: j <= i, None, None, q.shape[1], k.shape[1], device=q.device)
+
+    def attend(q: Any, k: Any, v: Any, sink: Any) -> Any:
+        out, more = flex_attention(q[None], k[None], v[None], block_mask=mask, return_aux=AuxRequest(lse=True))
+        return (out * torch.sigmoid(more.lse - sink[:, None])[..., None].to(out.dtype))[0]
+
+    fn = torch.compile(attend, dynamic=False)
+    return lambda: fn(q, k, v, sink)
+
+
+# ------------------------------------------------------------------ timing
+
+
+def captured(body: Callable[[], Any]) -> Any:
+    """A CUDA graph of CALLS calls, each after a flush of the L2."""
+    import torch
+
+    flush = flusher()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            flush.zero_()
+            body()
+    return graph
+
+
+def elapsed(body: Callable[[], Any]) -> float:
+    import torch
+
+    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    a.record()
+    body()
+    b.record()
+    torch.cuda.synchronize()
+    return a.elapsed_time(b) / 1e3
+
+
+@cache
+def flusher() -> Any:
+    import torch
+
+    return torch.empty(64 << 20, device="cuda", dtype=torch.int32)
+
+
+@cache
+def flush_seconds() -> float:
+    graph = captured(lambda: None)
+    return median([elapsed(graph.replay) for _ in range(12)][1:]) / CALLS
+
+
+class Meter:
+    """Energy and clock of the GPU, where NVML is there."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self.nvml, self.handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+            self.joules()
+        except Exception:
+            self.nvml = None
+
+    def joules(self) -> float:
+        return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3 if self.nvml else math.nan
+
+    def megahertz(self) -> float:
+        return float(self.nvml.nvmlDeviceGetClockInfo(self.handle, 1)) if self.nvml else math.nan  # 1: multiprocessors
+
+
+class Clock:
+    """Times one function.  small: calls are so short that the host would show: they run in a CUDA graph."""
+
+    def __init__(self, call: Callable[[], Any], small: bool):
+        self.call = call
+        self.graph = captured(call) if small else None
+        self.seconds = self._single()
+        self.turns: list[float] = []
+        self.joules: list[float] = []
+        self.megahertz: list[float] = []
+
+    def _single(self) -> float:
+        if self.graph:
+            return median([elapsed(self.graph.replay) for _ in range(12)][1:]) / CALLS - flush_seconds()
+        from triton.testing import do_bench
+
+        return do_bench(self.call, warmup=8, rep=40, return_mode="median") / 1e3
+
+    def turn(self, meter: Meter, seconds: float = TURN) -> None:
+        """Back to back for about that long."""
+        extra, each = (flush_seconds(), CALLS) if self.graph else (0.0, 1)
+        step = self.graph.replay if self.graph else self.call
+        step()
+        n = max(3, math.ceil(seconds / (each * (self.seconds + extra))))
+        before = meter.joules()
+
+        def body() -> None:
+            for _ in range(n):
+                step()
+            self.megahertz.append(meter.megahertz())  # while the queue still runs
+
+        self.turns.append(elapsed(body) / (n * each) - extra)
+        self.joules.append((meter.joules() - before) / (n * each))
+
+    def record(self) -> dict[str, float]:
+        found = dict(sustained=median(self.turns), joules=median(self.joules), megahertz=median(self.megahertz))
+        return {k: v for k, v in found.items() if math.isfinite(v)}
+
+
+# ------------------------------------------------------------------ measuring (the worker process)
+
+
+def flat(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, tuple) else [x]
+
+
+def bits(x: Any) -> Any:
+    import torch
+
+    return x.contiguous().reshape(-1).view(torch.uint8)
+
+
+def repeated(kernel: Any, args: Sequence[Any], times: int = 10) -> tuple[list[Any], bool]:
+    """Outputs, and whether as many calls gave the same bits.  Every call finds its outputs poisoned: the allocator hands out again
+    what the call before had."""
+    import torch
+
+    def poisoned(outs: list[Any]) -> None:
+        for x in outs:
+            x.fill_(math.nan if x.is_floating_point() else 77)
+
+    poisoned(flat(kernel(*args)))
+    outs = flat(kernel(*args))
+    first = [x.clone() for x in outs]
+    same = True
+    for _ in range(times - 1):
+        poisoned(outs)
+        del outs
+        outs = flat(kernel(*args))
+        same = same and all(torch.equal(bits(a), bits(b)) for a, b in zip(first, outs))
+    return first, same
+
+
+def to_torch(x: np.ndarray, device: str) -> Any:
+    import torch
+
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.int16).copy()).to(device).view(torch.bfloat16)
+    return torch.from_numpy(np.array(x)).to(device)
+
+
+def arguments(case: Case, kernel: Any, extents: Mapping[str, int], device: str) -> list[Any]:
+    """Random inputs; normal ones are drawn on the device."""
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(0)
+    normal, out = Arg((1,)).draw, []
+    for spec, arg in zip(kernel.program.inputs, case.arguments("full", **extents)):
+        if arg.draw is normal:
+            x = torch.randn(spec.shape, device=device, generator=generator)
+        else:
+            x = torch.from_numpy(np.array(arg.draw(np.random.default_rng(0), spec.shape))).to(device)
+        out.append(x.to(getattr(torch, spec.dtype)))
+    return out
+
+
+def described(kernel: Any) -> dict[str, Any]:
+    """What the plan is and what the cost model says of it."""
+    kernels = []
+    for k in kernel.plan.kernels:
+        axes = ", ".join(f"{a} {x.extent}/{x.tile} {x.role}" for a, x in k.axes.items())
+        choices = ", ".join(f"{n}={v}" for n, v in k.choices.items())
+        cost = k.cost
+        shown: dict[str, Any] = dict(name=k.name, plan=f"{axes}; {choices}")
+        kernels.append(shown | (dict(seconds=cost.seconds, bound=cost.bound, parts=cost.parts) if cost else {}))
+    return dict(predicted=kernel.cost.seconds, kernels=kernels)
+
+
+def check_small(kernel: Any, label: Label, device: str) -> dict[str, Any]:
+    """Against the reference interpreter, relative to the largest element."""
+
+    ins = CASES[label.name].inputs("small", np.random.default_rng(0), dtype=label.dtype)
+    wants = flat(en.evaluate(kernel.program, *ins))
+    outs, same = repeated(kernel, [to_torch(x, device) for x in ins])
+    worst = 0.0
+    for want, out in zip(wants, outs):
+        have = out.double().cpu().numpy()
+        gap = float(np.abs(have - want).max(initial=0.0) / (np.abs(want).max(initial=0.0) or 1.0))
+        worst = gap if not gap <= worst else worst
+    return dict(error=worst, repeatable=same, ok=same and worst <= TOLERANCE[label.dtype])
+
+
+@dataclass
+class Job:
+    """Files of one program, and what to do with them.  without: steps that hung or crashed before."""
+
+    files: list[Path]
+    peers: tuple[str, ...]
+    check: bool
+    sustained: bool
+    compile: float
+    without: dict[str, str]
+
+
+class Group:
+    """All variants of one program and its peers, on shared inputs."""
+
+    def __init__(self, job: Job, send: Callable[..., None], device: str = "cuda"):
+        self.job, self.send, self.device = job, send, device
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.clocks: dict[tuple[str, str], Clock] = {}  # ("ours", stem) or ("peer", kind)
+        self.wants: list[tuple[Any, Any]] = []
+        self.args: list[Any] = []
+        self.op: Operator | None = None
+        self.main: dict[str, Any] = {}  # the row that has the peers
+
+    def run(self) -> None:
+        import torch
+
+        torch._dynamo.reset()  # it stops compiling after eight shapes
+        for path in self.job.files:
+            self._step(path.stem, lambda path=path: self._ours(path))  # type: ignore[misc]
+        good = {s: r for s, r in self.rows.items() if "failed" not in r}
+        self.main = next((r for s, r in good.items() if Label.of(s).base), next(iter(good.values()), {}))
+        if not self.main or self.job.check or self.op is None:
+            return
+        peers = self.main["peers"] = {k: dict(failed=why) for k, why in self.job.without.items() if k in PEERS}
+        for kind in self.op.peers:
+            if kind in self.job.peers and kind not in peers:
+                self._step(kind, lambda kind=kind: self._peer(kind))  # type: ignore[misc]
+        if self.job.sustained and "sustained" not in self.job.without:
+            self._step("sustained", self._sustained)
+        errors = [p["error"] for p in peers.values() if p.get("error", 0) > 0]
+        for stem, row in self.rows.items():
+            if "failed" not in row and errors and not row["ok"]:  # no less accurate than the best peer
+                row["ok"] = row["repeatable"] and row["error"] <= min(errors)
+            self.send("row", stem, row)
+
+    def _step(self, what: str, action: Callable[[], None]) -> None:
+
+        self.send("at", what)
+        try:
+            action()
+        except Exception as e:
+            text = f"{type(e).__name__}: {e}"[:400]
+            if not isinstance(e, en.EqsatError | ImportError):
+                traceback.print_exc(limit=4)
+            self.send("failed", what, text)
+            if what in PEERS:
+                self.main["peers"][what] = dict(failed=text)
+            elif what != "sustained":
+                self.rows[what] = self.rows.get(what, {}) | dict(failed=text, ok=False)
+            try:
+                synchronize()
+            except Exception:  # nothing works in this context any more
+                os._exit(3)
+
+    def _ours(self, path: Path) -> None:
+        label, kernel = Label.of(path.stem), en.load(path)
+        row = self.rows[path.stem] = label.fields
+        row |= described(kernel)
+        if label.extents == "small":
+            row |= check_small(kernel, label, self.device)
+            self.send("row", path.stem, row)
+            return
+        if label.name not in OPERATORS:
+            raise en.EqsatError(f"no program is called {label.name}", "programs are listed in OPERATORS")
+        op = self.op = OPERATORS[label.name]
+        if not self.args:
+            self.args = arguments(op.case, kernel, op.extents(label.sizes), self.device)
+            self.wants = [(at, in_float64(op.case.function("full"), part)) for at, part in samples(op, self.args)]
+        outs, same = repeated(kernel, self.args)
+        gap = error(outs[0], self.wants)
+        row |= dict(error=gap, repeatable=same, ok=same and gap <= LIMIT[label.dtype])
+        moved = sum(x.numel() * x.element_size() for x in (*self.args, *outs))
+        flops = op.flops(*(tuple(x.shape) for x in self.args)) if op.flops else 0.0
+        row |= dict(bytes=moved, flops=flops, unit="TFLOP/s" if flops else "GB/s", work=flops / 1e12 if flops else moved / 1e9)
+        del outs
+        if not self.job.check:
+            clock = self.clocks["ours", path.stem] = Clock(lambda: kernel(*self.args), self._small(row))
+            row |= dict(seconds=clock.seconds, rate=row["work"] / clock.seconds)
+        self.send("row", path.stem, row)
+
+    @staticmethod
+    def _small(row: Mapping[str, Any]) -> bool:
+        return row["flops"] / 5e14 + row["bytes"] / 4e12 < 1e-4
+
+    def _peer(self, kind: str) -> None:
+        main = self.main
+        found = peer(kind, main["case"], self.args, main["bytes"], self.job.compile)
+        if found is None:
+            return
+        call, note = found
+        gap = None if kind == "copy" else error(call(), self.wants)
+        clock = self.clocks["peer", kind] = Clock(call, self._small(main))
+        row = dict(seconds=clock.seconds, rate=main["work"] / clock.seconds)
+        row |= {k: v for k, v in (("error", gap), ("note", note)) if v not in (None, "")}
+        main["peers"][kind] = row
+
+    def _sustained(self) -> None:
+        meter = Meter()
+        for _ in range(ROUNDS):
+            for clock in self.clocks.values():
+                self.send("at", "sustained")
+                clock.turn(meter)
+        for (whose, name), clock in self.clocks.items():
+            (self.rows[name] if whose == "ours" else self.main["peers"][name]).update(clock.record())
+
+
+def worker(connection: Any) -> None:
+    """Measures the programs that it is sent, and says before each step what it is about to do."""
+    import torch
+
+    connection.send(("hello", dict(device=torch.cuda.get_device_name(), torch=torch.__version__)))
+    while (job := connection.recv()) is not None:
+        Group(job, lambda *message: connection.send(message)).run()
+        connection.send(("done",))
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+# ------------------------------------------------------------------ running (the parent process)
+
+
+class Workers:
+    """One worker at a time, replaced when it hangs or dies."""
+
+    def __init__(self, target: Callable[[Any], None], limit: float):
+        self.target, self.limit = target, limit
+        self.process: Any = None
+        self.head: dict[str, Any] = {}
+        self.idle = True  # the process waits for a job
+
+    def start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.connection, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=self.target, args=(theirs,))
+        self.process.start()
+        theirs.close()
+
+    def stop(self) -> int:
+        """End the process, by force if it does not end by itself; its exit status."""
+        if self.process is None:
+            return 0
+        try:
+            self.connection.send(None)
+            self.process.join(30 if self.idle else 0)
+        except OSError:
+            pass
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        status, self.process = self.process.exitcode or 0, None
+        return status
+
+    def run(self, job: Job, on_row: Callable[[str, dict[str, Any]], None]) -> None:
+        """Do the job; a step that hangs or kills the worker is left out and the rest done anew."""
+        while job.files:
+            if self.process is None:
+                self.start()
+            self.connection.send(job)
+            self.idle = False
+            at, why = "", ""
+            said: dict[str, str] = {}
+            while True:
+                limit = (
+                    self.limit + (2 * job.compile if at in PEERS else 0.0) if at else max(self.limit, STEP)
+                )  # imports are slow
+                try:
+                    if not self.connection.poll(limit):
+                        why = f"gave no sign for {limit:.0f} s"
+                        break
+                    kind, *rest = self.connection.recv()
+                except (EOFError, OSError):
+                    self.process.join(10)
+                    why = said.get(at) or f"the process ended ({self.process.exitcode})"
+                    break
+                if kind == "done":
+                    self.idle = True
+                    return
+                if kind == "hello":
+                    self.head = rest[0]
+                elif kind == "at":
+                    at = rest[0]
+                elif kind == "failed":
+                    said[rest[0]] = rest[1]
+                    if rest[0] not in (*PEERS, "sustained"):
+                        on_row(rest[0], failed_row(rest[0], rest[1]))
+                elif kind == "row":
+                    on_row(*rest)
+            self.stop()
+            stems = [p.stem for p in job.files]
+            if at in stems:
+                on_row(at, failed_row(at, why))
+                job = replace(job, files=[p for p in job.files if p.stem != at])
+            elif at and at not in job.without:
+                job = replace(job, without={**job.without, at: why})
+            else:  # not even started
+                for stem in stems:
+                    on_row(stem, failed_row(stem, why))
+                return
+
+
+def failed_row(stem: str, why: str) -> dict[str, Any]:
+    return Label.of(stem).fields | dict(failed=why, ok=False)
+
+
+def compile_all(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Fill the cache with machine code, many compilers at a time; what the compiler says of each file."""
+    from tqdm import tqdm
+
+    def one(path: Path) -> dict[str, Any]:
+        try:
+            kernel = en.load(path).compile()
+            details = next((s.rows for s in kernel.report().sections if s.title == "Compiled code"), ())
+        except Exception as e:
+            return dict(failed=f"{type(e).__name__}: {e}"[:1000])
+        return dict(compiled=[compiled_code(r) for r in details])
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(tqdm(pool.map(one, paths), total=len(paths), desc="compile", disable=None))
+    return {p.stem: x for p, x in zip(paths, found)}
+
+
+def compiled_code(row: Sequence[str]) -> dict[str, Any]:
+    """A row of the report's "Compiled code" as numbers."""
+    text = ", ".join(row[1:])
+    numbers = {
+        k: int(m[1])
+        for k, p in (
+            ("registers", r"(\d+) registers"),
+            ("spilled", r"(\d+) bytes spilled"),
+            ("shared", r"(\d+) bytes [\w ]*shared"),
+        )
+        if (m := re.search(p, text))
+    }
+    return dict(kernel=row[0], **numbers)
+
+
+def write(out: Path | None, record: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(out.name + ".tmp")
+    temporary.write_text(json.dumps(clean(record), indent=1, allow_nan=False) + "\n")
+    temporary.replace(out)
+
+
+def clean(x: Any) -> Any:
+    """NaN and infinities are no JSON."""
+    if isinstance(x, dict):
+        return {k: clean(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [clean(v) for v in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def driver_version() -> str:
+    try:
+        ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip().partition("\n")[0]
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Of `run`.  budget: seconds after which nothing new is started; compile: seconds for tuning one program with torch.compile."""
+
+    peers: tuple[str, ...] = PEERS
+    check: bool = False
+    sustained: bool = False
+    budget: float = math.inf
+    compile: float = 30.0
+    limit: float = STEP
+    only: str = ""
+
+
+def run(folder: Path, out: Path | None, options: Options, target: Callable[[Any], None] = worker) -> dict[str, Any]:
+    """Compile, check and time what is saved in a folder; the record."""
+    from tqdm import tqdm
+
+    start = time.monotonic()
+    paths = [p for p in sorted(folder.glob("*.json")) if re.search(options.only, p.stem)]
+    if not paths:
+        raise SystemExit(f"nothing to run in {folder}: save kernels there first")
+    saved = folder / "commit"
+    record: dict[str, Any] = dict(
+        date=str(datetime.date.today()),
+        driver=driver_version(),
+        commit=commit() or (saved.read_text().strip() if saved.exists() else ""),
+        command=" ".join(("python", *sys.argv)),
+        units="seconds: a cold call, median; sustained: interleaved turns; rate: TFLOP/s of kept pairs, or GB/s of inputs and outputs",
+        rows=[],
+    )
+    code = compile_all(paths)
+    rows: dict[str, dict[str, Any]] = {}
+    groups: dict[Label, list[Path]] = {}
+    for p in paths:
+        if "failed" in code[p.stem]:
+            rows[p.stem] = failed_row(p.stem, code[p.stem]["failed"])
+            tqdm.write(f"{p.stem}: {code[p.stem]['failed']}")
+        else:
+            label = Label.of(p.stem)
+            groups.setdefault(label.program, []).append(p)
+    workers = Workers(target, options.limit)
+
+    def on_row(stem: str, row: dict[str, Any]) -> None:
+        rows[stem] = row | code[stem]
+        record.update(workers.head, rows=list(rows.values()))
+        write(out, record)
+
+    try:
+        for files in tqdm(list(groups.values()), desc="measure", disable=None):
+            if time.monotonic() - start > options.budget:
+                tqdm.write(f"{files[0].stem}: not started, the budget of {options.budget:.0f} s is used up")
+                continue
+            files = sorted(files, key=lambda p: not Label.of(p.stem).base)
+            workers.run(Job(files, options.peers, options.check, options.sustained, options.compile, {}), on_row)
+            for p in files:
+                if p.stem in rows:
+                    tqdm.write(line(rows[p.stem]))
+    finally:
+        status = workers.stop()  # compute-sanitizer tells of what it found by the exit status
+    record.update(workers.head, rows=list(rows.values()), seconds=round(time.monotonic() - start, 1), status=status)
+    write(out, record)
+    return record
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sub = p.add_subparsers(dest="command", required=True)
+    s = sub.add_parser("save", help="search and save kernels; needs no GPU")
+    s.add_argument("folder", type=Path)
+    s.add_argument("--target", default="cuda:sm_90a")
+    s.add_argument("--dtype", help="one or several, joined by commas (bfloat16; with --small float32,bfloat16,float16)")
+    s.add_argument("--quick", action="store_true", help="few sizes of each program")
+    s.add_argument("--small", action="store_true", help="the library's programs at their test sizes")
+    s.add_argument("--only", default="", help="a regular expression over NAME__EXTENTS__DTYPE")
+    s.add_argument("--vary", action="append", default=[], metavar="NAME:CHANGES",
+                   help="a variant beside the base one: choice=value or axis/tile, joined by commas; k0. before it for one kernel")  # fmt: skip
+    s.add_argument("--list", action="store_true", help="only say what would be saved")
+    r = sub.add_parser("run", help="check and time saved kernels; needs a GPU and PyTorch")
+    r.add_argument("folder", type=Path)
+    r.add_argument("--out", type=Path, help="record, written anew after every row")
+    r.add_argument("--only", default="", help="a regular expression over the files' names")
+    r.add_argument("--peers", default=",".join(PEERS), help="of these, joined by commas (none: an empty string)")
+    r.add_argument("--sustained", action="store_true", help="interleaved turns as well")
+    r.add_argument("--budget", type=float, default=math.inf, help="seconds after which no program is started")
+    r.add_argument("--compile-budget", type=float, default=30.0, help="seconds to tune one program with torch.compile (0: don't)")
+    r.add_argument("--limit", type=float, default=STEP, help="seconds after which a step counts as hung")
+    r.add_argument("--check", action="store_true", help="no timing, no peers")
+    r.add_argument(
+        "--sanitize", choices=("memcheck", "racecheck", "synccheck", "initcheck"), help="check under compute-sanitizer"
+    )
+    t = sub.add_parser("table", help="print records")
+    t.add_argument("files", type=Path, nargs="+")
+    f = sub.add_parser("fit", help="judge the cost model by records")
+    f.add_argument("files", type=Path, nargs="+")
+    f.add_argument("--target", default="cuda:sm_90a")
+    f.add_argument("--single", action="store_true", help="by single calls, also where sustained times are there")
+    return p
+
+
+def sanitized(tool: str, argv: Sequence[str]) -> int:
+    """This very command, checking only, under compute-sanitizer."""
+    rest = [x for i, x in enumerate(argv) if not x.startswith("--sanitize") and (i == 0 or argv[i - 1] != "--sanitize")]
+    command = [
+        "compute-sanitizer",
+        "--tool",
+        tool,
+        "--target-processes",
+        "all",
+        "--error-exitcode",
+        "1",
+        sys.executable,
+        __file__,
+    ]
+    limit = [] if "--limit" in rest else ["--limit", "600"]  # it slows kernels down
+    return subprocess.run([*command, *rest, *limit, *([] if "--check" in rest else ["--check"])], check=False).returncode
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    p = parser()
+    a = p.parse_args(argv)
+    if a.command == "save":
+        dtypes = (a.dtype or ("float32,bfloat16,float16" if a.small else "bfloat16")).split(",")
+        if unknown := [d for d in dtypes if d not in TOLERANCE]:
+            p.error(f"unknown dtype {', '.join(unknown)}; known: {', '.join(TOLERANCE)}")
+        try:
+            labels = cells(a.quick, a.small, a.only, dtypes)
+            for v in a.vary:
+                parse_variant(v)
+        except (ValueError, re.error) as e:
+            p.error(str(e))
+        if not labels:
+            p.error(f"nothing is called like {a.only!r}; --list says what there is")
+        if a.list:
+            print("\n".join(x.stem for x in labels))
+            return 0
+        return 0 if save(a.folder, labels, a.target, a.vary) else 1
+    if a.command == "run":
+        peers = tuple(x for x in a.peers.split(",") if x)
+        if unknown := [x for x in peers if x not in PEERS]:
+            p.error(f"unknown peer {', '.join(unknown)}; known: {', '.join(PEERS)}")
+        if a.sanitize:
+            return sanitized(a.sanitize, argv)
+        record = run(a.folder, a.out, Options(peers, a.check, a.sustained, a.budget, a.compile_budget, a.limit, a.only))
+        rows = record["rows"]
+        print("\n\n".join(x for x in (ablations(rows), summary(rows)) if x))
+        if record["status"]:
+            print(f"the measuring process ended with status {record['status']}")
+        return 0 if rows and all(r.get("ok") for r in rows) and not record["status"] else 1
+    print(report(read_rows(a.files)) if a.command == "table" else fit(a.files, a.target, not a.single))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
