@@ -116,9 +116,11 @@ def _run(
         cells = C.create_string_buffer(128 * len(one.args) + 64)
         start = C.addressof(cells) + -C.addressof(cells) % 64
         pointers = (C.c_void_p * len(one.args))(*(start + 128 * n for n in range(len(one.args))))
+        if one.cluster != 1:
+            raise EmulationError(f"{f.name}: clusters are not emulated")
         for at, a in zip(pointers, one.args):
             cell = (
-                _tensor_map(a, values) if isinstance(a, TensorMap) else struct.pack("<q", a if isinstance(a, int) else values[a])
+                _tensor_map(a, values) if isinstance(a, TensorMap) else struct.pack("<q", values[a] if isinstance(a, str) else a)
             )
             C.memmove(at, cell, len(cell))
         call = getattr(library, f"launch_{f.name}")

@@ -377,7 +377,7 @@ static u32 haste;                   // of 16 chances, how many the asynchronous 
 static bool newest;                 // where none can: the newest copy lands first, not the oldest
 static u32 elected;                 // the lane of warp 0 that elect_one means, throughout a launch
 static void begin_block() {
-    if (shared_size + SHARED_START > MOST_SHARED) fail("a block has at most 227 KiB of shared memory");
+    if (shared_size > 227 * 1024) return fail("a block has at most 227 KiB of shared memory");
     static const u32 hastes[] = {0, 4, 1, 0};
     haste = hastes[order % 4];
     newest = order % 4 == 3;
