@@ -353,6 +353,7 @@ static void run_blocks(i64 grid, int count, u32 seed) {
             prepare(t.context, stacks + (size_t)i * STACK, STACK, start, scheduler);
         }
         if (engines) engines->begin();
+        if (failure[0]) return;
         bool ran = true;
         for (int left = count, idle = 0; left;) {
             const bool drift = ragged && ran;                      // after a round without progress, one with all
