@@ -14,7 +14,7 @@ Times: "single" is the median of calls with a cold L2, inside a CUDA graph where
 and peers of one program take turns of 0.15 s, and is the median over rounds of a turn's mean: the card is limited by power, so this
 is the figure to compare.  TFLOP/s count kept pairs only; GB/s count every input and output once.
 
-Each program runs under a time limit in a process of its own kind: one that hangs or breaks the context loses its row only.
+Measuring is another process's work: a kernel or peer that hangs there or breaks the context loses its own row only.
 """
 
 from __future__ import annotations
@@ -677,9 +677,8 @@ def flusher() -> Any:
 
 
 @cache
-def flush_seconds() -> float:
-    graph = captured(lambda: None)
-    return median([elapsed(graph.replay) for _ in range(12)][1:]) / CALLS
+def flush_graph() -> Any:
+    return captured(lambda: None)
 
 
 class Meter:
@@ -714,15 +713,18 @@ class Clock:
         self.megahertz: list[float] = []
 
     def _single(self) -> float:
-        if self.graph:
-            return median([elapsed(self.graph.replay) for _ in range(12)][1:]) / CALLS - flush_seconds()
+        if self.graph:  # beside the flushes alone, in turns: clocks drift
+            pairs = [(elapsed(self.graph.replay), elapsed(flush_graph().replay)) for _ in range(12)][1:]
+            return max(median(a for a, _ in pairs) - median(b for _, b in pairs), 1e-7) / CALLS
         from triton.testing import do_bench
 
         return do_bench(self.call, warmup=8, rep=40, return_mode="median") / 1e3
 
     def turn(self, meter: Meter, seconds: float = TURN) -> None:
         """Back to back for about that long."""
-        extra, each = (flush_seconds(), CALLS) if self.graph else (0.0, 1)
+        extra, each = 0.0, 1
+        if self.graph:
+            extra, each = median(elapsed(flush_graph().replay) for _ in range(5)) / CALLS, CALLS
         step = self.graph.replay if self.graph else self.call
         step()
         n = max(3, math.ceil(seconds / (each * (self.seconds + extra))))
@@ -734,7 +736,7 @@ class Clock:
             self.megahertz.append(meter.megahertz())  # while the queue still runs
 
         self.turns.append(elapsed(body) / (n * each) - extra)
-        self.joules.append((meter.joules() - before) / (n * each))
+        self.joules.append(math.nan if self.graph else (meter.joules() - before) / n)  # flushes cost energy too
 
     def record(self) -> dict[str, float]:
         found = dict(sustained=median(self.turns), joules=median(self.joules), megahertz=median(self.megahertz))
@@ -754,25 +756,24 @@ def bits(x: Any) -> Any:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
-def repeated(kernel: Any, args: Sequence[Any], times: int = 10) -> tuple[list[Any], bool]:
-    """Outputs, and whether as many calls gave the same bits.  Every call finds its outputs poisoned: the allocator hands out again
-    what the call before had."""
+def repeated(kernel: Any, args: Sequence[Any], times: int = 10) -> tuple[list[Any], dict[str, Any]]:
+    """Outputs, whether as many calls gave the same bits, and how many of them found their outputs poisoned: the allocator hands out
+    again what the call before had."""
     import torch
 
-    def poisoned(outs: list[Any]) -> None:
+    outs, same, poisoned = flat(kernel(*args)), True, 0
+    first: list[Any] = []
+    for _ in range(times):
         for x in outs:
             x.fill_(math.nan if x.is_floating_point() else 77)
-
-    poisoned(flat(kernel(*args)))
-    outs = flat(kernel(*args))
-    first = [x.clone() for x in outs]
-    same = True
-    for _ in range(times - 1):
-        poisoned(outs)
+        places = [x.data_ptr() for x in outs]
         del outs
         outs = flat(kernel(*args))
+        poisoned += [x.data_ptr() for x in outs] == places
+        if not first:
+            first = [x.clone() for x in outs]
         same = same and all(torch.equal(bits(a), bits(b)) for a, b in zip(first, outs))
-    return first, same
+    return first, dict(repeatable=same, poisoned=poisoned)
 
 
 def to_torch(x: np.ndarray, device: str) -> Any:
@@ -815,13 +816,13 @@ def check_small(kernel: Any, label: Label, device: str) -> dict[str, Any]:
 
     ins = CASES[label.name].inputs("small", np.random.default_rng(0), dtype=label.dtype)
     wants = flat(en.evaluate(kernel.program, *ins))
-    outs, same = repeated(kernel, [to_torch(x, device) for x in ins])
+    outs, found = repeated(kernel, [to_torch(x, device) for x in ins])
     worst = 0.0
     for want, out in zip(wants, outs):
         have = out.double().cpu().numpy()
         gap = float(np.abs(have - want).max(initial=0.0) / (np.abs(want).max(initial=0.0) or 1.0))
         worst = gap if not gap <= worst else worst
-    return dict(error=worst, repeatable=same, ok=same and worst <= TOLERANCE[label.dtype])
+    return dict(error=worst, **found, ok=found["repeatable"] and worst <= TOLERANCE[label.dtype])
 
 
 @dataclass
@@ -903,9 +904,9 @@ class Group:
         if not self.args:
             self.args = arguments(op.case, kernel, op.extents(label.sizes), self.device)
             self.wants = [(at, in_float64(op.case.function("full"), part)) for at, part in samples(op, self.args)]
-        outs, same = repeated(kernel, self.args)
+        outs, found = repeated(kernel, self.args)
         gap = error(outs[0], self.wants)
-        row |= dict(error=gap, repeatable=same, ok=same and gap <= LIMIT[label.dtype])
+        row |= dict(error=gap, **found, ok=found["repeatable"] and gap <= LIMIT[label.dtype])
         moved = sum(x.numel() * x.element_size() for x in (*self.args, *outs))
         flops = op.flops(*(tuple(x.shape) for x in self.args)) if op.flops else 0.0
         row |= dict(bytes=moved, flops=flops, unit="TFLOP/s" if flops else "GB/s", work=flops / 1e12 if flops else moved / 1e9)
@@ -945,6 +946,8 @@ def worker(connection: Any) -> None:
     """Measures the programs that it is sent, and says before each step what it is about to do."""
     import torch
 
+    if not torch.cuda.is_available():
+        raise SystemExit("PyTorch sees no GPU here")
     connection.send(("hello", dict(device=torch.cuda.get_device_name(), torch=torch.__version__)))
     while (job := connection.recv()) is not None:
         Group(job, lambda *message: connection.send(message)).run()
@@ -971,6 +974,7 @@ class Workers:
         self.process = spawn.Process(target=self.target, args=(theirs,))
         self.process.start()
         theirs.close()
+        self.greeted = False
 
     def stop(self) -> int:
         """End the process, by force if it does not end by itself; its exit status."""
@@ -990,16 +994,16 @@ class Workers:
     def run(self, job: Job, on_row: Callable[[str, dict[str, Any]], None]) -> None:
         """Do the job; a step that hangs or kills the worker is left out and the rest done anew."""
         while job.files:
-            if self.process is None:
+            if self.process is None or not self.process.is_alive():
+                self.stop()
                 self.start()
             self.connection.send(job)
             self.idle = False
             at, why = "", ""
             said: dict[str, str] = {}
             while True:
-                limit = (
-                    self.limit + (2 * job.compile if at in PEERS else 0.0) if at else max(self.limit, STEP)
-                )  # imports are slow
+                limit = self.limit if at else max(self.limit, STEP)  # imports are slow
+                limit += 2 * job.compile if at in PEERS else 0.0
                 try:
                     if not self.connection.poll(limit):
                         why = f"gave no sign for {limit:.0f} s"
@@ -1013,7 +1017,7 @@ class Workers:
                     self.idle = True
                     return
                 if kind == "hello":
-                    self.head = rest[0]
+                    self.head, self.greeted = rest[0], True
                 elif kind == "at":
                     at = rest[0]
                 elif kind == "failed":
@@ -1023,6 +1027,8 @@ class Workers:
                 elif kind == "row":
                     on_row(*rest)
             self.stop()
+            if not self.greeted:
+                raise SystemExit(f"the measuring process does not start: it {why.removeprefix('the process ')}")
             stems = [p.stem for p in job.files]
             if at in stems:
                 on_row(at, failed_row(at, why))
@@ -1072,12 +1078,15 @@ def compiled_code(row: Sequence[str]) -> dict[str, Any]:
 
 
 def write(out: Path | None, record: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Whole or not at all; a row a line."""
     if out is None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(out.name + ".tmp")
-    temporary.write_text(json.dumps(clean(record), indent=1, allow_nan=False) + "\n")
+    head = json.dumps(clean({k: v for k, v in record.items() if k != "rows"}), indent=1)
+    rows = ",\n".join(json.dumps(clean(r), allow_nan=False) for r in record["rows"])
+    opening = head.removesuffix("\n}") + ",\n" if len(record) > 1 else "{\n"
+    temporary.write_text(f'{opening} "rows": [\n{rows}\n ]\n}}\n')
     temporary.replace(out)
 
 
@@ -1255,4 +1264,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.exit(main())

@@ -42,11 +42,15 @@ def title(row: Mapping[str, Any]) -> str:
     return f"{row['case']} {extents} {row['dtype']}{variant}"
 
 
+def good(row: Mapping[str, Any]) -> bool:
+    return row.get("ok", "failed" not in row)
+
+
 def line(row: Mapping[str, Any]) -> str:
     """One row; after each peer (its time / ours), single|sustained."""
     if "failed" in row:
         return f"{title(row):48s} FAILED {row['failed']}"
-    text = f"{title(row):48s} err {number(row.get('error'), '.5f')} {'ok ' if row.get('ok') else 'BAD'}"
+    text = f"{title(row):48s} err {number(row.get('error'), '.5f')} {'ok ' if good(row) else 'BAD'}"
     text += "" if row.get("repeatable", True) else " NOT REPEATABLE"
     if "seconds" in row:
         text += f" {number(row['seconds'] * 1e6, '9.1f')} µs {number(row['rate'], '8.1f')} {row.get('unit', '')}"
@@ -84,9 +88,7 @@ def ablations(rows: Sequence[Mapping[str, Any]]) -> str:
             single, sustained, predicted, joules = (number(x, ".3f") for x in fields)
             registers = "/".join(str(c.get("registers", "?")) for c in r.get("compiled", []))
             spilled = sum(c.get("spilled", 0) for c in r.get("compiled", []))
-            changed = (
-                changed_choices(base, r) + (f"; spills {spilled} bytes" if spilled else "") + ("" if r.get("ok") else "; WRONG")
-            )
+            changed = changed_choices(base, r) + (f"; spills {spilled} bytes" if spilled else "") + ("" if good(r) else "; WRONG")
             out.append(
                 f"    {r.get('variant') or 'base':20s} {single:>7s} {sustained:>9s} {predicted:>9s} {joules:>7s}  {registers:9s}  {changed}"
             )
@@ -118,7 +120,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{f:24s} against {p:8s} {both((mean(a for a, _ in v), mean(b for _, b in v)))}  ({len(v)})"
         for (f, p), v in found.items()
     ]
-    bad = sum(not r.get("ok") for r in rows)
+    bad = sum(not good(r) for r in rows)
     return "\n".join([*out, f"{len(rows) - bad} of {len(rows)} rows are good"])
 
 

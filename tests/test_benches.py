@@ -245,6 +245,7 @@ def test_variants_are_checked_and_timed_with_their_peers(lora: Any, torch: Any, 
     kernels = {base: OnCpu(lora), drifts: OnCpu(lora, 1e-4), wrong: Wrong(lora), breaks: Breaks(lora)}
     rows, sent = measured(monkeypatch, kernels, without={"compile": "hung"})
     assert rows[base]["ok"] and rows[base]["repeatable"] and rows[base]["error"] < 1e-6
+    assert 0 <= rows[base]["poisoned"] <= 10
     assert not rows[drifts]["repeatable"] and not rows[drifts]["ok"]
     assert rows[wrong]["repeatable"] and not rows[wrong]["ok"] and rows[wrong]["error"] == pytest.approx(0.01, rel=1e-3)
     assert "no such kernel" in rows[breaks]["failed"]
@@ -332,6 +333,17 @@ def test_what_hangs_or_crashes_loses_its_row_only(
     assert by[stems[0]]["compiled"] == [dict(kernel="k0", registers=40)]
     assert "ended (4)" in by["peer__1__float16"]["without"]["copy"]
     assert "FAILED" in capsys.readouterr().out
+
+
+def broken(connection: Any) -> None:
+    raise SystemExit(5)
+
+
+def test_a_process_that_does_not_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lora__1__float16.json").write_text("")
+    monkeypatch.setattr(h200, "compile_all", lambda paths: {p.stem: {} for p in paths})
+    with pytest.raises(SystemExit, match=r"does not start: it ended \(5\)"):
+        h200.run(tmp_path, None, h200.Options(), broken)
 
 
 def test_the_budget_starts_nothing_new(
