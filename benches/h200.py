@@ -296,7 +296,7 @@ def save(folder: Path, labels: Sequence[Label], target: str, vary: Sequence[str]
             try:
                 other = varied(kernel, changes)
                 source = other.source
-            except en.EqsatError as e:
+            except Exception as e:  # a schedule given by hand may fit no emitter
                 tqdm.write(f"{label.stem}: {name}: {type(e).__name__}: {e}")
                 continue
             if source in sources:
