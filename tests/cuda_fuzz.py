@@ -39,7 +39,7 @@ def term(r: random.Random, depth: int, smooth: bool) -> T.Term:
     def below() -> T.Term:
         return term(r, depth - 1, smooth)
 
-    kinds = ["leaf", "add", "mul", "un", "bi", "red", "red", "soft", "product", "product"] + ([] if smooth else ["where", "moments"])
+    kinds = ["leaf", "add", "mul", "un", "bi", "red", "red", "soft", "product", "product"] + ([] if smooth else ["where", "moments", "truth"])
     kind = r.choice(kinds)
     match kind:
         case "leaf":
@@ -52,6 +52,8 @@ def term(r: random.Random, depth: int, smooth: bool) -> T.Term:
             return un(r.choice(["tanh", "sin", "erf"] + ([] if smooth else ["abs", "floor"])), below())
         case "bi":
             return bi(r.choice(["max", "min"]), below(), below())
+        case "truth":
+            return bi("lt", below(), below())
         case "where":
             c = r.choice([bi("le", iota("k"), iota("i")), bi("lt", iota("d"), 2.0), bi("lt", below(), 0.3)])
             return where(c, below(), r.choice([below(), num(-1.0)]))
@@ -89,8 +91,13 @@ def products(r: random.Random) -> T.Term:
             lambda s: mul(s, inp("C", (axis_index("i"),))), lambda s: add(s, inp("A", (axis_index("i"), axis_index("k")))),
         ])(s)  # fmt: skip
     keep = r.choice([None, None, bi("le", iota("k"), iota("i")), bi("le", iota("k"), add(iota("i"), -3.0)), bi("lt", sub(iota("i"), iota("k")), num(5.0))])
-    kind = r.randint(0, 5)
-    if kind <= 2:
+    kind = r.randint(0, 7)
+    if kind >= 6:  # a weighted mean without a maximum, perhaps of weights that vary less than the mask does
+        w = r.choice([un("exp", un("tanh", s)), un("exp", un("tanh", s)), inp("C", (axis_index("i"),)), bi("lt", s, num(0.1))])
+        w = mul(w, r.choice([num(1.0), num(1.0), mul(inp("B", (axis_index("k"),)), inp("B", (axis_index("k"),)))]))
+        w = w if keep is None else where(keep, w, num(0.0))
+        top = T.div(red("+", "k", mul(w, v)), add(un("abs", red("+", "k", w)), 0.5))
+    elif kind <= 2:
         hidden = where(keep, s, num(-1e9)) if keep is not None and r.random() < 0.5 else s if keep is None else where(keep, s, num(-np.inf))
         top = T.div(fold(SOFT, 1, "k", [hidden, v]), add(fold(SOFT, 1, "k", [hidden, num(1.0)]), 0.01))
     else:
