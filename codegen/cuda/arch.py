@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -19,10 +20,13 @@ class Arch:
     registers: 32-bit registers of a multiprocessor.  headers: device headers, in the order in which they are inlined.
     stages: how many tiles of a loop may be under way (1 where copies to shared memory are not asynchronous).
     row_fragments: fragments of rows that one warp takes where there are rows enough.
+    peels: do a loop's tiles that no mask touches get code of their own (which takes registers)?
     overlap: may a kernel start while the one before it ends (programmatic dependent launch)?
     holds: where registers are spent on a left operand that a loop reads again and again: "always" (if it takes few), "few rows"
     (where so few that warps share a loop's tiles) or "never".
-    most_registers: of a thread, as estimated, for a kernel without matrix products: beyond, an element a thread is better."""
+    most_registers: of a thread, as estimated, for a kernel without matrix products: beyond, an element a thread is better.
+    warpgroups: headers of kernels whose warpgroups multiply tiles in shared memory together (none: it cannot).
+    multiprocessors: how many blocks a kernel launches that takes one tile after the other."""
 
     name: str
     warp: int
@@ -36,9 +40,12 @@ class Arch:
     headers: tuple[str, ...]
     stages: int = 4
     row_fragments: int = 2
+    peels: bool = True
     overlap: bool = False
     holds: str = "few rows"
     most_registers: int = 480
+    warpgroups: tuple[str, ...] = ()
+    multiprocessors: int = 132
 
     @property
     def grain(self) -> int:
@@ -52,7 +59,22 @@ class Arch:
     @property
     def prelude(self) -> str:
         """The device headers, as the head of a self-contained translation unit."""
-        return "\n".join((DEVICE / h).read_text(encoding="utf-8") for h in self.headers)
+        return "\n".join(map(_header, self.headers))
+
+    def warpgroup_prelude(self, wrappers: Iterable[str]) -> str:
+        """What kernels of warpgroups need besides; wrappers: of the matrix instructions that they use."""
+        first, *rest = self.warpgroups
+        emulated = first.endswith(".h")  # it has them all
+        return "\n".join([_header(first), *([] if emulated else wrappers), *map(_header, rest)])
+
+    @property
+    def vocabulary(self) -> str:
+        """Text that has every name of the device headers."""
+        return self.prelude + "\n".join(map(_header, self.warpgroups))
+
+
+def _header(name: str) -> str:
+    return (DEVICE / name).read_text(encoding="utf-8")
 
 
 _NVIDIA = ("sm80.cuh", "mma16816.cuh", "tiles.cuh")
@@ -76,9 +98,20 @@ def cuda_arch(name: str) -> Arch:
         raise TargetError(f"no CUDA code for {name}", "tensor cores as used here begin with sm_80")
     known = max((n for n in _SHARED if n <= int(digits)), default=80)
     block, sm = _SHARED[known]
-    return Arch(name, 32, (16, 8, 16), 2, 2, 2, block * 1024, sm * 1024, 65536, _NVIDIA, overlap=known >= 90)
+    warpgroups = ("sm90.cuh", "panels.cuh") if name == "sm_90a" else ()
+    return Arch(
+        name, 32, (16, 8, 16), 2, 2, 2, block * 1024, sm * 1024, 65536, _NVIDIA, overlap=known >= 90, warpgroups=warpgroups
+    )
 
 
 def emulator_arch(shared: int = 227) -> Arch:
     """sm_80 on the CPU (see device/emulator.h); `shared` in KiB."""
     return Arch("emulator", 32, (16, 8, 16), 2, 2, 2, shared * 1024, 228 * 1024, 65536, ("emulator.h", *_NVIDIA[1:]))
+
+
+def hopper_emulator_arch() -> Arch:
+    """sm_90a on the CPU (see device/emulator_sm90.h)."""
+    headers = ("emulator.h", *_NVIDIA[1:])
+    warpgroups = ("emulator_sm90.h", "panels.cuh")
+    # few multiprocessors: a block takes several tiles
+    return replace(cuda_arch("sm_90a"), name="sm_90a emulated", headers=headers, warpgroups=warpgroups, multiprocessors=2)

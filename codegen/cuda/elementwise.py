@@ -105,8 +105,10 @@ class Elementwise(Registers):
         for s in members:
             if s.out.id not in local:
                 v = s.out
-                name = self.env[v.id, layout] = self.variable(v)
-                if layout != Layout(None, None):
+                name = self.variable(v)
+                declared = name in self.env.values()  # overwritten in place
+                self.env[v.id, layout] = name
+                if layout != Layout(None, None) and not declared:
                     self.t(f"{self.ctype(v)} {name}{self.shape(layout)};")
         if layout == Layout(None, None):
             f = Frame(self, layout)

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from ...extraction.plan import Buffer
 from ...program import DTYPES
 from ...runtime.module import Launch
+from ..hopper.kernel import Warpgroups
+from ..hopper.planner import Pipeline
+from ..hopper.planner import plan as plan_warpgroups
+from ..hopper.wgmma import wrapper
 from ..tile import TileProgram
 from .arch import Arch
 from .fragments import Fragments
@@ -61,9 +65,12 @@ def precision_of(buffers: Mapping[str, Buffer], compute: str) -> Precision:
     return Precision(accurate, halves[0] if halves else None, compute)
 
 
-def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Schedule | Simple:
-    """In fragments if they can express the program, else an element a thread.  Raises Unsupported if nothing fits."""
+def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Schedule | Simple | Pipeline:
+    """As a pipeline of warpgroups if the program asks for one, in fragments if they can express it, else an element a thread.
+    Raises Unsupported if nothing fits."""
     precision = precision_of(buffers, p.compute_dtype)
+    if arch.warpgroups and p.choices.get("warpgroups"):
+        return plan_warpgroups(p, arch, precision)
     try:
         return plan(p, arch, precision)
     except Unsupported as why:
@@ -94,7 +101,7 @@ def feasible(p: TileProgram, arch: Arch, buffers: Mapping[str, Buffer] | None = 
 def resources(p: TileProgram, arch: Arch, buffers: Mapping[str, Buffer] | None = None) -> tuple[int, int, int]:
     """(bytes of shared memory of a block, registers of a thread, threads of a block), the registers estimated."""
     s = schedule_of(p, own_buffers(p) if buffers is None else buffers, arch)
-    return s.shared, s.registers, s.threads
+    return s.shared, s.schedule.registers if isinstance(s, Pipeline) else s.registers, s.threads
 
 
 def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: Arch) -> Source:
@@ -105,13 +112,21 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
             macros[b.name] = names.new(f"PACKED_{b.name}")
     schedules = [schedule_of(p, buffers, arch) for p in programs]
     functions = []
+    shapes: set[tuple[str, int, bool]] = set()
+    counters: dict[str, int] = {}
     for n, s in enumerate(schedules):
-        printer = (SimpleText if isinstance(s, Simple) else Fragments)(s, names.inner(), macros)  # type: ignore[arg-type]
+        kind = SimpleText if isinstance(s, Simple) else Warpgroups if isinstance(s, Pipeline) else Fragments
+        printer = kind(s, names.inner(), macros)  # type: ignore[arg-type, operator]
         if arch.overlap:
             printer.sequence = n > 0, n + 1 < len(schedules)
         functions.append(printer.run())
+        if isinstance(printer, Warpgroups):
+            shapes |= printer.shapes
+            counters |= {x.value: 8 for x in printer.parameters if x.type == "u32*"}
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
+    if shapes:
+        text += [arch.warpgroup_prelude(wrapper(*x) for x in sorted(shapes))]
     if used:
         text.append(
             "// How inputs lie in memory.  0: anyhow; 1: rows are contiguous and start at multiples of 16 bytes; 2: row-major, too."
@@ -128,7 +143,7 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
         Launch(f.name, (f.blocks, 1, 1), f.threads, f.shared, tuple(x.value for x in f.parameters), pdl=arch.overlap and n > 0)
         for n, f in enumerate(functions)
     )
-    temps: dict[str, int] = {}
+    temps: dict[str, int] = dict(counters)
     for f, s in zip(functions, schedules):
         if isinstance(s, Simple) and s.workspace:
             temps[f"{f.name}.workspace"] = s.workspace * f.blocks

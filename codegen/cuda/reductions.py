@@ -36,14 +36,22 @@ class Reductions(Copies):
             begin = f"{partial}{self.at(result)}" if partial else identity
             self.t(f"{self.compute} x = {begin};")
             inner = Layout(frame.row if rows else None, frame.column if columns else None)
+            by = 4 if inner.column and inner.column.slots % 4 == 0 else 1  # in pairs of pairs: short chains of dependent operations
             for g, var in ((inner.row, "i"), (inner.column, "j")):
                 if g:
                     self.t("#pragma unroll")
-                    self.t(f"for (int {var} = 0; {var} < {g.slots}; ++{var})")
+                    step = f"{var} += {by}" if g is inner.column and by > 1 else f"++{var}"
+                    self.t(f"for (int {var} = 0; {var} < {g.slots}; {step})")
                     self.t.depth += 1
-            term = f"{cast}{source}{self.at(frame)}"
-            term = f"value(as<{C_TYPES[rounded.dtype]}>({term}))" if rounded else term
-            self.t(f"x = {op}::of(x, {term});")
+
+            def term(n: int) -> str:
+                x = f"{cast}{source}{self.at(frame)}"
+                x = x.replace("[j]", f"[j + {n}]") if n else x
+                return f"value(as<{C_TYPES[rounded.dtype]}>({x}))" if rounded else x
+
+            pairs = [f"{op}::of({term(n)}, {term(n + 1)})" for n in (0, 2)] if by == 4 else []
+            joined = f"{op}::of({', '.join(pairs)})" if pairs else term(0)
+            self.t(f"x = {op}::of(x, {joined});")
             self.t.depth -= sum(g is not None for g in inner)
             if not deferred:
                 self.t(f"x = {self.across_lanes('x', op, rows, columns, frame)};")

@@ -58,7 +58,7 @@ class Names:
 
 def _global_names(arch: Arch) -> set[str]:
     """What the device headers define, macros included (a few names too many do no harm)."""
-    head = arch.prelude
+    head = arch.vocabulary
     found = re.findall(r"#define (\w+)|struct (\w+)|\b(\w+);|(\w+)\(|\b([A-Z][A-Z_0-9]{2,})\b|(\w+) = |namespace (\w+)", head)
     return {x for names in found for x in names if len(x) > 1}
 

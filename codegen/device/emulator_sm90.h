@@ -436,6 +436,15 @@ static bool elect_one(emulator::Line line = emulator::Line::here()) {
     }, line);
     return mine;
 }
+static int uniform(int x, emulator::Line line = emulator::Line::here()) {
+    struct In { int x; emulator::Line line; } in{x, line};
+    emulator::meet(&in, nullptr, [](const void** i, void**) {
+        const In& first = *(const In*)i[0];
+        for (int l = 1; l < WARP; ++l)
+            if (((const In*)i[l])->x != first.x) emulator::fail("line %d: %d in one lane, %d in another", first.line.number, first.x, ((const In*)i[l])->x);
+    }, line);
+    return x;
+}
 template <int N> static void more_registers(emulator::Line line = emulator::Line::here()) {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "what the instruction takes");
     emulator::take_registers(N, true, line);
@@ -485,14 +494,6 @@ static void barrier_wait(u32 at, u32 parity, emulator::Line line = emulator::Lin
     while ((u32)(b.phase & 1) == parity) emulator::wait_while(b.phase, b.phase, "the barrier at %u, parity %u: %d arrivals and %d bytes to come", line, at, parity, b.missing);
 }
 static void async_fence() { emulator::fences[emulator::self->index]++; }
-
-template <int STAGES> struct Ring {
-    int slot = 0;
-    u32 parity = 0;
-    MEMBER void advance() {
-        if (++slot == STAGES) { slot = 0; parity ^= 1; }
-    }
-};
 
 // ---- tiles by tensor map
 static void prefetch_map(const TensorMap&) {}

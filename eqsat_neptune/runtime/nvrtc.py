@@ -186,7 +186,8 @@ def _nvrtc_for(number: int) -> _Nvrtc | None:
 
 def _with_nvrtc(lib: _Nvrtc, source: str, arch: str, options: Sequence[str], name: str) -> Compiled:
     include = include_folder(lib.path)
-    flags = [f"--gpu-architecture={arch}", *_OPTIONS, *([f"-I{include}"] if include else []), *options]
+    # lambdas are device code without being marked as such, as they are under nvcc
+    flags = [f"--gpu-architecture={arch}", "--device-as-default-execution-space", *_OPTIONS, *([f"-I{include}"] if include else []), *options]
     cubin, log = lib.compile(source, name, flags)
     if cubin is None:
         raise _rejected(f"NVRTC {lib.version[0]}.{lib.version[1]}", arch, name, log)

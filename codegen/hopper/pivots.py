@@ -1,0 +1,212 @@
+"""Which pivots of a loop's state may be any value, and the loop's body where they stay what they are.
+
+A pivot is a carried maximum (or minimum) that other state is relative to: moving it from r to R multiplies that state by a factor
+e(r, R) with e(r, r) = 1.  If everything that leaves the kernel has the factor to the power 0, the result does not depend on the pivot,
+and it may lag behind the maximum (lazy) or stay at that of the first tiles (frozen) as long as nothing overflows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..lower import live
+from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
+
+Coefficients = dict[int, float]  # pivot (its phi) → coefficient, in a value that is linear in pivots
+Degrees = dict[int, int]  # factor → power
+
+
+class Pivots:
+    """free: the pivots that may be any value; scale: of each, the largest |c| where exp2(c · (element − pivot)) (or exp) is taken."""
+
+    def __init__(self, p: TileProgram, loop: Loop):
+        self.p, self.loop = p, loop
+        self.consts = {s.out.id: s.value for s in walk(p.body) if isinstance(s, Const)}
+        defs = {s.out.id: s for s in loop.body if not isinstance(s, Store | Loop)}
+        self.candidates: dict[int, Carry] = {}
+        for c in loop.carries:
+            d = defs.get(c.next.id)
+            if isinstance(d, Reduce) and d.op in ("max", "min") and d.acc == c.phi:
+                self.candidates[c.phi.id] = c
+        self.nexts = {c.next.id: c.phi for c in self.candidates.values()}
+        self.scale: dict[int, float] = {}
+        self.factors = self._factors()
+        frozen = self.freeze() if self.candidates else None
+        self.frozen: tuple[Stmt, ...] | None = frozen
+        self.free = frozen is not None and self._invariant()
+
+    # ---- values that are linear in pivots
+    def _linear(self, s: Stmt, known: Mapping[int, Coefficients]) -> Coefficients | None:
+        """The pivots' coefficients in a statement's result, if nothing else is in it."""
+        if not isinstance(s, Map):
+            return None
+        args = [known.get(a.id) for a in s.args]
+        if s.fn == "where" and args[1:] and (args[1] is None) != (args[2] is None):  # the guard: 0 in place of an infinite pivot
+            other = s.args[1] if args[1] is None else s.args[2]
+            return (args[1] or args[2]) if self.consts.get(other.id) == 0.0 else None
+        if s.fn == "mul" and sum(a is not None for a in args) == 1:
+            rest = [self.consts.get(v.id) for v, a in zip(s.args, args) if a is None]
+            if any(x is None for x in rest):
+                return None
+            f = math.prod(x for x in rest if x is not None)
+            return {k: f * c for a in args if a for k, c in a.items()}
+        if s.fn in ("sub", "add") and len(args) == 2 and all(a is not None for a in args):
+            sign = -1.0 if s.fn == "sub" else 1.0
+            out = dict(args[0] or {})
+            for k, c in (args[1] or {}).items():
+                out[k] = out.get(k, 0.0) + sign * c
+            return out
+        return None
+
+    def _factors(self) -> dict[int, tuple[int, float]]:
+        """Value → (pivot, c): exp2(c·old − c·new)."""
+        phis: dict[int, Coefficients] = {i: {i: 1.0} for i in self.candidates}
+        nexts: dict[int, Coefficients] = {}
+        out: dict[int, tuple[int, float]] = {}
+        old, new = dict(phis), {n: {phi.id: 1.0} for n, phi in self.nexts.items()}
+        for s in self.loop.body:
+            if not isinstance(s, Map):
+                continue
+            for table in (old, new):
+                if (found := self._linear(s, table)) is not None:
+                    table[s.out.id] = found
+            if s.fn == "sub" and len(s.args) == 2 and s.args[0].id in old and s.args[1].id in new:
+                a, b = old[s.args[0].id], new[s.args[1].id]
+                if a == b and len(a) == 1:
+                    nexts[s.out.id] = a
+            elif s.fn == "mul" and sum(a.id in nexts for a in s.args) == 1:
+                rest = [self.consts.get(a.id) for a in s.args if a.id not in nexts]
+                if all(x is not None for x in rest):
+                    f = math.prod(x for x in rest if x is not None)
+                    a = next(nexts[x.id] for x in s.args if x.id in nexts)
+                    nexts[s.out.id] = {k: f * c for k, c in a.items()}
+            elif s.fn in ("exp", "exp2") and s.args[0].id in nexts:
+                ((pivot, c),) = nexts[s.args[0].id].items()
+                out[s.out.id] = pivot, c * (1.0 if s.fn == "exp2" else 1.0 / math.log(2.0))
+                self.scale[pivot] = max(self.scale.get(pivot, 0.0), abs(out[s.out.id][1]))
+        return out
+
+    # ---- the body with pivots that do not move
+    def freeze(self) -> tuple[Stmt, ...] | None:
+        """None if state would still have to be rescaled."""
+        same: dict[int, Value] = dict(self.nexts)
+        ones = set(self.factors)
+
+        def value(v: Value) -> Value:
+            while v.id in same:
+                v = same[v.id]
+            return v
+
+        out: list[Stmt] = []
+        for s in self.loop.body:
+            if isinstance(s, Reduce) and s.out.id in self.nexts:
+                continue
+            if isinstance(s, Map):
+                if s.out.id in ones:
+                    continue
+                args = tuple(map(value, s.args))
+                if s.fn == "mul" and any(a.id in ones for a in args):
+                    rest = [a for a in args if a.id not in ones]
+                    if len(rest) == 1:
+                        same[s.out.id] = rest[0]
+                        continue
+                    if not rest:
+                        ones.add(s.out.id)
+                        continue
+                    args = tuple(rest)
+                if any(a.id in ones for a in args):
+                    return None
+                out.append(replace(s, args=args))
+            elif isinstance(s, Reduce):
+                out.append(replace(s, arg=value(s.arg), acc=s.acc and value(s.acc)))
+            elif isinstance(s, Contract):
+                out.append(replace(s, a=value(s.a), b=value(s.b), acc=s.acc and value(s.acc)))
+            else:
+                if any(v.id in same or v.id in ones for v in operands(s)):
+                    return None
+                out.append(s)
+        used = {c.next.id for c in self.loop.carries if c.phi.id not in self.candidates}
+        body = live(tuple(out), used)
+        defs = {s.out.id: s for s in body if not isinstance(s, Store | Loop)}
+        for c in self.loop.carries:  # what is left must only be added to
+            d = defs.get(c.next.id)
+            if c.phi.id not in self.candidates and isinstance(d, Reduce | Contract) and d.acc != c.phi:
+                return None
+        return body
+
+    # ---- does the result depend on where the pivots are?
+    def _invariant(self) -> bool:
+        degrees: dict[int, Degrees] = {}
+        linear: dict[int, Coefficients] = {}
+        defs = {s.out.id: s for s in self.loop.body if not isinstance(s, Store | Loop)}
+        by_scale = {(p, c): f for f, (p, c) in sorted(self.factors.items(), reverse=True)}
+        for c in self.loop.carries:
+            if c.phi.id in self.candidates:
+                linear[c.out.id] = {c.phi.id: 1.0}
+                continue
+            found: Degrees = {}
+            d = defs.get(c.next.id)
+            v = d.acc if isinstance(d, Reduce | Contract) else None
+            while v is not None and v != c.phi:
+                m = defs.get(v.id)
+                if not isinstance(m, Map) or m.fn != "mul":
+                    return False
+                rest = [a for a in m.args if a.id not in self.factors]
+                for a in m.args:
+                    if a.id in self.factors:
+                        f = by_scale[self.factors[a.id]]
+                        found[f] = found.get(f, 0) + 1
+                if len(rest) != 1:
+                    return False
+                v = rest[0]
+            if v is None:
+                return False
+            degrees[c.out.id] = found
+        after = self.p.body[self.p.body.index(self.loop) + 1 :]
+        for s in after:
+            if isinstance(s, Loop):
+                return False
+            args = operands(s)
+            if isinstance(s, Store):
+                if s.arg.id in linear or degrees.get(s.arg.id):
+                    return False
+                continue
+            if isinstance(s, Map) and (found_linear := self._linear(s, linear)) is not None:
+                linear[s.out.id] = found_linear
+                continue
+            if any(a.id in linear for a in args):
+                power = self._exponential(s, linear, by_scale)
+                if power is None:
+                    return False
+                degrees[s.out.id] = power
+                continue
+            known = [degrees.get(a.id, {}) for a in args]
+            match s:
+                case Map(fn="mul") | Contract(acc=None):
+                    degrees[s.out.id] = _sum(known)
+                case Map(fn="recip"):
+                    degrees[s.out.id] = {f: -n for f, n in known[0].items()}
+                case Map(fn="add" | "sub" | "max" | "min") if all(k == known[0] for k in known):
+                    degrees[s.out.id] = known[0]
+                case Map(fn="where") if not known[0] and known[1] == known[2]:
+                    degrees[s.out.id] = known[1]
+                case Reduce(op="+", acc=None):
+                    degrees[s.out.id] = known[0]
+                case _ if any(known):
+                    return False
+        return True
+
+    def _exponential(
+        self, s: Stmt, linear: Mapping[int, Coefficients], by_scale: Mapping[tuple[int, float], int]
+    ) -> Degrees | None:
+        """The powers of exp2(x − c·pivot), x independent of pivots; None for anything else that is made of a pivot."""
+        return None
+
+
+def _sum(many: list[Degrees]) -> Degrees:
+    out: Degrees = {}
+    for d in many:
+        for f, n in d.items():
+            out[f] = out.get(f, 0) + n
+    return {f: n for f, n in out.items() if n}

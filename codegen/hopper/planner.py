@@ -1,0 +1,437 @@
+"""From a tile program to a schedule for warpgroups; raises `Unsupported` where it has no such form.
+
+The program is one loop between statements that work on whole rows.  Its products are of two kinds:
+    early   of tiles alone, wanted by the same iteration (scores),
+    late    added to carried state, wanted only by the next iteration,
+so one iteration's elementwise work may run beside the next one's early and its own late products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from ...program import DTYPES
+from ...terms import Affine
+from ..cuda.arch import Arch
+from ..cuda.layout import Unsupported
+from ..cuda.planner import Planner
+from ..cuda.schedule import HALVES, ContractPlan, Precision, Schedule, TilePlan
+from ..cuda.simplify import fold_exponentials
+from ..tile import Carry, Contract, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands, walk
+from .pivots import Pivots
+
+ROWS = 64  # of one warpgroup
+PANEL = 64  # columns of a panel
+MOST_CONSUMERS = 3
+REGISTERS = {1: (0, 240), 2: (24, 240), 3: (32, 160)}  # of a thread: producer (0: they need not give any up), consumers
+WORK_SLOTS = 2
+CACHE = 24_000_000  # bytes of the second-level cache that the loops of the tiles under way may fill
+MOST_FAILED = 256  # entries: one for each warp that found its tile to have failed
+
+
+@dataclass(frozen=True)
+class Box:
+    """How a tile is copied by tensor map.  dims: of the buffer, innermost first, with how much of each exists; box: elements copied at
+    once; coordinates: where a panel starts, the first one to be moved by 64 for each panel; panels: how many."""
+
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    box: tuple[int, ...]
+    coordinates: tuple[Affine, ...]
+    panels: int
+
+    @property
+    def bytes(self) -> int:
+        n = self.panels * 2
+        for b in self.box:
+            n *= b
+        return n
+
+
+@dataclass
+class Parts:
+    """The statements of an iteration, in the order in which the pipeline runs them."""
+
+    early: list[Contract] = field(default_factory=list)
+    score: list[Stmt] = field(default_factory=list)  # may run beside late products
+    weight: list[Stmt] = field(default_factory=list)  # writes what late products read
+    state: list[Stmt] = field(default_factory=list)  # touches what late products add to
+    late: list[Contract] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Traversal:
+    """In which order a kernel's tiles are taken: `group` positions of the fast axes at a time, and for those all of the slow axes', so
+    that what tiles share stays in the second-level cache.  Of each axis: its name, and whether it runs backwards."""
+
+    slow: tuple[tuple[str, bool], ...]
+    fast: tuple[tuple[str, bool], ...]
+    group: int
+
+
+@dataclass
+class Pipeline:
+    """What the schedule decides beyond `Schedule`.  Places are bytes in shared memory."""
+
+    schedule: Schedule
+    loop: Loop
+    parts: Parts
+    carries: dict[int, Carry]  # late product → carry that it adds to
+    boxes: dict[int, Box]
+    consumers: int
+    overlap: bool
+    chain: bool
+    dynamic: bool
+    persistent: bool
+    pivots: Pivots
+    pivot: str  # "running", "lazy" or "frozen"
+    traversal: Traversal
+    parted: dict[int, str] = field(default_factory=dict)  # tiles of which each warpgroup has a part of its own, by this axis
+    turns: bool = False  # warpgroups take turns in issuing products
+    frozen: Parts | None = None  # of an iteration with pivots that stay
+    drained: int = 0  # barrier: consumers have no tile left
+    failed: int = 0  # tiles whose frozen pivots were too low: how many, and which
+    full: dict[int, int] = field(default_factory=dict)  # tile → first of its barriers
+    empty: dict[int, int] = field(default_factory=dict)
+    work: int = 0
+    work_full: int = 0
+    work_empty: int = 0
+    shared: int = 0
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+
+def plan(p: TileProgram, arch: Arch, precision: Precision) -> Pipeline:
+    if precision.accurate or precision.compute != "float32":
+        raise Unsupported("wgmma computes with 16-bit operands only")
+    return WarpgroupPlanner(fold_exponentials(p), arch, precision).pipeline()
+
+
+class WarpgroupPlanner(Planner):
+    def pipeline(self) -> Pipeline:
+        self.loop = self.only_loop()
+        self.run()
+        return self.out_pipeline
+
+    def only_loop(self) -> Loop:
+        loops = [s for s in walk(self.p.body) if isinstance(s, Loop)]
+        if len(loops) != 1 or any(isinstance(s, Store) for s in loops[0].body):
+            raise Unsupported("a pipeline of warpgroups is one loop that stores nothing")
+        return loops[0]
+
+    # ---- warps: each has 16 rows of the block's, and all columns
+    def choose_warps(self) -> None:
+        if not self.matrices:
+            raise Unsupported("nothing to multiply")
+        self.kind = "fragment"
+        self.split = None
+        self.wc = self.ws = 1
+        rows = set()
+        for s in self.matrices.values():
+            m = self.matrix(s)
+            assert m is not None
+            if self.chained(s) is not None:
+                rows.add(self.size(m[1] if self.chained(s) is s.b else m[0]))
+        if not rows:
+            rows = {self.extent_pair()[0]}
+        n = rows.pop()
+        if rows or n % ROWS or not 1 <= n // ROWS <= MOST_CONSUMERS:
+            raise Unsupported(f"{n} rows do not make up to {MOST_CONSUMERS} warpgroups of {ROWS}")
+        self.consumers = n // ROWS
+        self.wr = 4 * self.consumers
+
+    def match_sums(self) -> None:
+        if self.p.choices.get("sums", "matrix") == "matrix":
+            super().match_sums()
+
+    # ---- shared memory and barriers
+    def allocate(self) -> None:
+        o = self.out
+        self.loop = self.only_loop()
+        inside = {x.out.id for x in self.loop.body if isinstance(x, Load)}
+        for n, c in o.contracts.items():
+            self.check_contract(n, c)
+        parts = self.partition(self.loop.body)
+        boxes = {}
+        at = 0
+        used = {x.value.id for c in o.contracts.values() for x in (c.left, c.right) if x.where == "tile"}
+        for vid, t in o.tiles.items():
+            if vid not in used:
+                raise Unsupported("a tile that no product reads")
+            t.loop = self.loop.axis if vid in inside else None
+            if t.loop and self.out.instances.get(vid):
+                raise Unsupported(f"{t.load.out} is read by products and by element in a loop")
+            boxes[vid] = box = self.box(t)
+            t.rows = -(-t.rows // 8) * 8
+            t.columns = -(-t.columns // 16) * 16
+            t.bytes = box.panels * t.rows * 128
+            t.packed = True
+        fixed = sum(t.bytes for t in o.tiles.values() if t.loop is None)
+        ring = sum(t.bytes for t in o.tiles.values() if t.loop is not None)
+        trips = self.p.axes[self.loop.axis].trips
+        room = self.arch.shared - 2048 - fixed
+        want = self.p.choices.get("stages")
+        stages = want if isinstance(want, int) else 4
+        stages = max(1, min(stages, room // ring if ring else 1, 8))
+        overlap = bool(self.p.choices.get("overlap", True)) and bool(parts.early) and trips > 1
+        if not parts.early and (parts.score or parts.weight or parts.state):
+            raise Unsupported("elementwise work between products of loaded tiles")
+        if (overlap or not parts.early) and stages < 2:
+            raise Unsupported(f"{fixed + 2 * ring} bytes of shared memory for two stages")
+        if fixed + ring * stages > self.arch.shared - 2048:
+            raise Unsupported(f"{fixed + ring * stages} bytes of shared memory")
+        for t in sorted(o.tiles.values(), key=lambda t: t.loop is not None):
+            t.stages = stages if t.loop is not None else 1
+            t.offset = at
+            at += -(-t.bytes // 1024) * 1024 * t.stages
+        o.scratch = at
+        o.scratch_bytes = self.scratch_bytes()
+        at += -(-o.scratch_bytes // 16) * 16
+        early_only = {
+            x.value.id
+            for s in parts.early
+            for x in (o.contracts[s.out.id].left, o.contracts[s.out.id].right)
+            if x.where == "tile"
+        } - {x.value.id for s in parts.late for x in (o.contracts[s.out.id].left, o.contracts[s.out.id].right)}
+        fixed_early = all(v in early_only and not o.instances.get(v) for v, t in o.tiles.items() if t.loop is None)
+        blocks = 1
+        for a in self.p.grid:
+            blocks *= self.p.axes[a].trips
+        order = self.p.choices.get("order", "dynamic")
+        at = -(-at // 16) * 16
+        carries = {s.out.id: next(c for c in self.loop.carries if c.next == s.out) for s in parts.late}
+        pipe = Pipeline(
+            o,
+            self.loop,
+            parts,
+            carries,
+            boxes,
+            self.consumers,
+            overlap,
+            bool(self.p.choices.get("chain", True)) and overlap and fixed_early and order != "grid",
+            order == "dynamic",
+            order != "grid",
+            *self.pivot_choice(overlap and order != "grid"),
+            self.traversal(),
+        )
+        if pipe.pivot == "frozen":
+            assert pipe.pivots.frozen is not None
+            pipe.frozen = self.partition(pipe.pivots.frozen)
+            at = -(-at // 16) * 16
+            pipe.drained, pipe.failed = at, at + 8
+            at += 16 + 4 * MOST_FAILED
+        pipe.parted = self.parted(parts)
+        for vid, a in pipe.parted.items():
+            whole = boxes[vid]
+            part = tuple(n // self.consumers if a in ix.axes else n for n, ix in zip(whole.box, whole.coordinates))
+            boxes[vid] = replace(whole, box=part)
+        pipe.turns = bool(self.p.choices.get("turns", False)) and overlap and self.consumers > 1
+        for vid, t in o.tiles.items():
+            n = self.consumers if vid in pipe.parted else t.stages
+            pipe.full[vid], pipe.empty[vid] = at, at + 8 * n
+            at += 16 * n
+        pipe.work, pipe.work_full, pipe.work_empty = at, at + 8 * WORK_SLOTS, at + 16 * WORK_SLOTS
+        at += 24 * WORK_SLOTS
+        pipe.shared = o.shared = at
+        o.registers = self.count_registers()
+        limit = REGISTERS[self.consumers][1]
+        if o.registers > limit - 16:
+            raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
+        o.min_blocks = 1
+        self.out_pipeline = pipe
+
+    def pivot_choice(self, may_freeze: bool) -> tuple[Pivots, str]:
+        """What the program asks for, as far as its results allow it."""
+        pivots = Pivots(self.p, self.loop)
+        want = str(self.p.choices.get("pivot", "running"))
+        if not pivots.free:
+            return pivots, "running"
+        narrow = any(c.dtype == "float16" for c in self.out.contracts.values())  # weights beyond 2¹⁵ do not fit
+        return pivots, "lazy" if want == "frozen" and (narrow or not may_freeze) else want
+
+    def parted(self, parts: Parts) -> dict[int, str]:
+        """Left operands from outside the loop that each warpgroup can have its own rows of: it need not wait for the others' then."""
+        out: dict[int, str] = {}
+        if self.consumers == 1:
+            return out
+        for vid, t in self.out.tiles.items():
+            uses = [c for c in self.out.contracts.values() if vid in (c.left.value.id, c.right.value.id)]
+            left = all(c.left.value.id == vid != c.right.value.id and set(t.outer) == set(c.left_axes) for c in uses)
+            first = next((a for a in t.outer if self.tile[a] > 1), None)
+            if t.loop is None and left and first is not None and self.tile[first] % self.consumers == 0:
+                if self.size(t.outer) == ROWS * self.consumers and not self.out.instances.get(vid):
+                    out[vid] = first
+        return out
+
+    def traversal(self) -> Traversal:
+        """Tiles with the longest loops first; as many positions of the other axes at a time as the cache holds what their loops read.
+        Where nothing bounds the loop and two axes share what it reads, blocks at one time form a square."""
+        axes = self.p.axes
+        grid = [a for a in self.p.grid if axes[a].trips > 1]
+        loop = self.loop
+        backwards: dict[str, bool] = {}
+        for c in loop.constraints:
+            terms = dict(c.terms)
+            for a in grid:
+                if a in terms and loop.axis in terms:
+                    backwards.setdefault(a, terms[a] * terms[loop.axis] < 0 and terms[loop.axis] < 0)
+        reads = [s for s in loop.body if isinstance(s, Load) and loop.axis in s.out.axes]
+        depends = {a: [s for s in reads if a in s.out.axes] for a in grid}
+
+        def bytes_of(s: Load, fixed: Iterable[str]) -> int:
+            n = DTYPES[self.p.buffer(s.buffer).dtype]
+            for a in s.out.axes:
+                n *= 1 if a in fixed and a in grid else axes[a].tile if a in grid else axes[a].extent
+            return n
+
+        want = self.p.choices.get("group")
+        if backwards:
+            slow = [a for a in grid if a in backwards]
+            fast = sorted((a for a in grid if a not in backwards), key=lambda a: (-len(depends[a]), grid.index(a)))
+            size = sum(bytes_of(s, fast) for s in reads)
+            shared = 1  # positions that read the same
+            for a in fast:
+                shared *= 1 if depends[a] else axes[a].trips
+            group = max(shared, CACHE // max(size, 1) * shared)
+        else:
+            apart = [a for a in grid if depends[a] and len(depends[a]) < len(reads)]
+            if len(apart) == 2:
+                one, two = (sum(bytes_of(s, ()) for s in depends[a]) for a in apart)
+                slow, fast = [apart[1]], [apart[0]]
+                group = max(1, round((self.arch.multiprocessors * two / one) ** 0.5))
+                rest = [a for a in grid if a not in apart]
+                if rest:  # batches, one after the other
+                    slow, fast, group = [], sorted(grid, key=lambda a: (a not in rest, grid.index(a))), 1
+            else:
+                slow, fast, group = [], sorted(grid, key=lambda a: (-len(depends[a]), grid.index(a))), 1
+        group = want if isinstance(want, int) else group
+        return Traversal(
+            tuple((a, backwards.get(a, False)) for a in slow), tuple((a, backwards.get(a, False)) for a in fast), max(1, group)
+        )
+
+    def check_contract(self, n: int, c: ContractPlan) -> None:
+        if c.kind != "tensor":
+            raise Unsupported("a product that wgmma cannot take")
+        if c.right.where != "tile" or c.left.where not in ("tile", "register"):
+            raise Unsupported("a right operand that is not a loaded tile")
+        home = self.out.home[n]
+        assert home.row is not None and home.column is not None
+        if home.row.padded != ROWS * self.consumers or home.column.padded > 256:
+            raise Unsupported(f"a result of {home.row.padded} × {home.column.padded}")
+        if c.dtype not in HALVES:
+            raise Unsupported(f"operands of {c.dtype}")
+        for x in (c.left, c.right):
+            if x.where == "tile" and self.dtype(x.value) != c.dtype:
+                raise Unsupported("operands of two dtypes")
+        if c.left.where == "tile":
+            for a in c.inner:  # both sides must have zeros where nothing exists
+                limit = self.p.limits.get(a)
+                if limit is not None and limit.axes != (a,):
+                    raise Unsupported("an end of a summed axis that no tensor map can cut off")
+
+    def box(self, t: TilePlan) -> Box:
+        s, p = t.load, self.p
+        b = p.buffer(s.buffer)
+        if DTYPES[b.dtype] != 2 or not s.index:
+            raise Unsupported(f"a tile of {b.dtype}")
+        live = [a for a in (*t.outer, *t.inner) if self.tile[a] > 1]
+        if len([a for a in t.inner if self.tile[a] > 1]) != 1:
+            raise Unsupported("merged axes along a tile's rows")
+        where: dict[str, int] = {}
+        for n, ix in enumerate(s.index):
+            here = [a for a in ix.axes if a in live]
+            if len(here) > 1 or any(dict(ix.terms)[a] != 1 or a in where for a in here):
+                raise Unsupported(f"no box covers {s.buffer}[{', '.join(map(str, s.index))}]")
+            for a in here:
+                where[a] = n
+        if set(where) != set(live):
+            raise Unsupported(f"no box covers {s.buffer}[{', '.join(map(str, s.index))}]")
+        inner = next(a for a in t.inner if self.tile[a] > 1)
+        if where[inner] != len(s.index) - 1:
+            raise Unsupported("the tile's rows are not contiguous in memory")
+        ordered = [where[inner], *(where[a] for a in reversed(t.outer) if a in where)]
+        rest = [n for n, ix in enumerate(s.index) if n not in ordered and b.shape[n] > 1]
+        dims = (*ordered, *reversed(rest))
+        if len(dims) > 5:
+            raise Unsupported("more than five dimensions")
+        if b.kind == "temp" and b.shape[-1] * 2 % 16:
+            raise Unsupported("rows of a temporary that are no multiple of 16 bytes")
+        sizes, box = [], []
+        for n in dims:
+            lo, hi = s.index[n].bounds(p.extents)
+            sizes.append(max(1, min(b.shape[n], hi + 1)))
+            a = next((a for a in where if where[a] == n), None)
+            box.append(PANEL if n == dims[0] else self.tile[a] if a else 1)
+        if max(box) > 256:
+            raise Unsupported(f"a box of {max(box)} elements along one dimension")
+        covered = self.tile[inner]
+        if covered % 16 and sizes[0] != covered:
+            raise Unsupported("a summed axis that ends inside a matrix instruction, and inside the buffer")
+        origin = []
+        for n in dims:
+            ix = s.index[n]
+            origin.append(Affine(ix.const, tuple((a, c) for a, c in ix.terms)))
+        return Box(tuple(dims), tuple(sizes), tuple(box), tuple(origin), -(-max(t.columns, covered) // PANEL))
+
+    # ---- the parts of an iteration
+    def partition(self, body: tuple[Stmt, ...]) -> Parts:
+        loop = self.loop
+        defs = {s.out.id: s for s in body if not isinstance(s, Store | Loop)}
+        phis = {c.phi.id: c for c in loop.carries}
+        nexts = {c.next.id: c for c in loop.carries}
+        late = [s for s in body if isinstance(s, Contract) and s.acc is not None and s.out.id in nexts]
+        read = {v.id for s in body for v in operands(s)}
+        for s in late:
+            if s.out.id in read or sum(c.next == s.out for c in loop.carries) != 1:
+                raise Unsupported("a carried product that the same iteration reads")
+        sums = {nexts[s.out.id].phi.id for s in late}
+        touched: set[int] = set(sums)  # values that depend on what late products add to
+        for s in body:
+            if any(v.id in touched for v in operands(s)) and s not in late:
+                touched.add(s.out.id)  # type: ignore[union-attr]
+        for s in late:
+            assert s.acc is not None
+            if s.a.id in touched or s.b.id in touched:
+                raise Unsupported("a product that depends on another one's sum")
+        for c in loop.carries:
+            if c.phi.id not in sums and c.next.id in touched:
+                raise Unsupported("state that depends on a product's sum")
+        parts = Parts(late=late)
+        depends: set[int] = set()  # values that depend on early products
+        for s in body:
+            if isinstance(s, Contract) and s not in late:
+                if (
+                    any(defs.get(v.id) is not None and not isinstance(defs[v.id], Load) for v in (s.a, s.b))
+                    or s.out.id in touched
+                ):
+                    raise Unsupported("a product of computed operands that is not carried")
+                if s.acc is not None and s.acc.id in phis:
+                    raise Unsupported("a carried sum that the same iteration reads")
+                parts.early.append(s)
+                depends.add(s.out.id)
+        weights: set[int] = set()
+        for s in late:
+            for v in (s.a, s.b):
+                d = defs.get(v.id)
+                if d is not None and not isinstance(d, Load):
+                    weights.add(v.id)
+        for s in body:
+            if isinstance(s, Load | Contract):
+                if isinstance(s, Load) and s.out.id not in self.out.tiles:
+                    parts.score.append(s)
+                continue
+            if s.out.id in touched:  # type: ignore[union-attr]
+                parts.state.append(s)
+            elif s.out.id in weights or any(v.id in weights for v in operands(s)):  # type: ignore[union-attr]
+                weights.add(s.out.id)  # type: ignore[union-attr]
+                parts.weight.append(s)
+            else:
+                parts.score.append(s)
+        return parts
+
+
+__all__ = ["Box", "Parts", "Pipeline", "plan"]
+_ = (Iterable, replace, Map, Mask, Reduce, Value)

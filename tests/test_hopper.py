@@ -1,0 +1,158 @@
+"""Pipelines of warpgroups (sm_90a), run in the emulator: copies and products happen late, and races are failures there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from eqsat_neptune.codegen.cuda.arch import cuda_arch, hopper_emulator_arch
+from eqsat_neptune.codegen.cuda.emit import emit, schedule_of
+from eqsat_neptune.codegen.cuda.emulate import host_compiler, run
+from eqsat_neptune.codegen.cuda.layout import Unsupported
+from eqsat_neptune.codegen.hopper.planner import Pipeline
+from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.extraction.plan import Plan
+
+import eqsat_neptune as en
+from eqsat_neptune.programs import CASES
+
+needs_compiler = pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler for the emulator")
+
+
+def planned(program: en.Program, tiles: Mapping[str, int], **choices: object) -> Plan:
+    """The plan for sm_90a with the first kernel's tiles and choices given."""
+    plan = en.optimize(program, "cuda:sm_90a").plan
+    k = plan.kernels[0]
+    assert set(tiles) <= set(k.axes), k
+    axes = {
+        a: replace(x, tile=tiles[a], role="loop" if x.role == "whole" else x.role) if a in tiles else x for a, x in k.axes.items()
+    }
+    return replace(plan, kernels=(replace(k, axes=axes, choices=dict(choices)), *plan.kernels[1:]))
+
+
+def attention(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16") -> en.Program:
+    return en.trace(CASES[name].function("full"), *(en.TensorSpec(s, dtype) for s in shapes))
+
+
+def emulated(
+    program: en.Program, plan: Plan, arrays: Mapping[str, np.ndarray], seeds: tuple[int, ...] = (0, 1)
+) -> list[np.ndarray]:
+    programs = [lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels]
+    arch = hopper_emulator_arch()
+    assert isinstance(schedule_of(programs[0], plan.buffers, arch), Pipeline)
+    return [np.asarray(o["out0"]).astype(np.float64) for o in run(programs, plan.buffers, arrays, arch, seeds)]
+
+
+def draw(program: en.Program, scale: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    types = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+    return {i.name: (scale * rng.standard_normal(i.shape)).astype(types[i.dtype]) for i in program.inputs}
+
+
+def error(got: np.ndarray, want: np.ndarray) -> float:
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+def check(program: en.Program, plan: Plan, arrays: dict[str, np.ndarray], limit: float = 3e-3) -> None:
+    want = en.evaluate(program, *arrays.values())
+    for got in emulated(program, plan, arrays):
+        assert error(got, want) < limit
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"pivot": "lazy", "overlap": False},
+        {"pivot": "lazy", "chain": False, "order": "static"},
+        {"pivot": "frozen", "turns": True},
+        {"pivot": "frozen", "order": "grid", "sums": "registers"},
+        {"pivot": "frozen", "chain": False, "group": 1, "sums": "registers"},
+    ],
+    ids=lambda c: "-".join(f"{k}_{v}" for k, v in c.items()) or "plain",
+)
+def test_masked_stream(choices: dict[str, object]) -> None:
+    """Dead, mixed and full tiles, a ragged end, several tiles to a block."""
+    p = attention("prefill_causal", *[(1, 3, 300, 64)] * 3)
+    plan = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, **choices)
+    check(p, plan, draw(p))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("case", ["prefill_global", "prefill_alibi", "prefill_softcap", "prefill_windowed", "prefill_gqa"])
+def test_streams(case: str, dtype: str) -> None:
+    shapes: list[tuple[int, ...]] = [(1, 2, 300, 128)] * 3
+    tiles = {"a1": 64, "a3": 64}
+    if case == "prefill_alibi":
+        shapes.append((2,))
+    elif case == "prefill_gqa":
+        shapes = [(1, 16, 72, 64), (1, 2, 72, 64), (1, 2, 72, 64)]
+        tiles = {"a1": 8, "a2": 16, "a4": 64}
+    elif case != "prefill_global":
+        shapes = [(1, 4, 300, 128), (1, 2, 300, 128), (1, 2, 300, 128)]
+        tiles = {"a1": 1, "a2": 64, "a4": 64}
+    p = attention(case, *shapes, dtype=dtype)
+    plan = planned(p, tiles, warpgroups=1, stages=2, pivot="frozen")
+    check(p, plan, draw(p))
+
+
+@needs_compiler
+def test_frozen_pivots_that_are_too_low() -> None:
+    """Scores that grow by more than float32 can hold beyond the first tile's: those tiles are computed again, with running pivots."""
+    p = attention("prefill_global", *[(1, 2, 384, 64)] * 3)
+    arrays = draw(p)
+    k = arrays["k"].astype(np.float32)
+    k[:, 1, 100:110] *= 400.0  # keys are walked from the last to the first
+    arrays["k"] = k.astype(ml_dtypes.bfloat16)
+    plan = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, pivot="frozen")
+    text = emit([lower(x, plan.buffers) for x in plan.kernels], plan.buffers, cuda_arch("sm_90a")).text
+    assert "note_failed" in text.split("KERNEL(")[-1]
+    check(p, plan, arrays, 4e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [(256, 192, 160), (200, 328, 72)])
+def test_matrix_product(size: tuple[int, int, int], turned: bool) -> None:
+    m, n, k = size
+    p = en.trace(
+        lambda x, w: x @ (w.mT if turned else w),
+        en.TensorSpec((m, k), "bfloat16"),
+        en.TensorSpec((n, k) if turned else (k, n), "bfloat16"),
+    )
+    plan = planned(p, {"a0": 128, "a1": 64, "a2": 64}, warpgroups=2, stages=3)
+    check(p, plan, draw(p))
+
+
+def test_pivot_that_is_in_the_result() -> None:
+    """A result that is more than a quotient of what the pivot scales keeps a running maximum."""
+
+    def f(q, k, v):  # type: ignore[no-untyped-def]
+        s = q @ k.mT
+        return en.xp.softmax(s, axis=-1) @ v, en.xp.logsumexp(s, axis=-1)
+
+    p = en.trace(f, *[en.TensorSpec((2, 1024, 64), "bfloat16")] * 3)
+    plan = en.optimize(p, "cuda:sm_90a").plan
+    (k,) = plan.kernels
+    rows = next(a for a, x in k.axes.items() if x.role == "grid" and x.extent == 1024)
+    keys = next(a for a, x in k.axes.items() if x.role == "loop")
+    wanted = planned(p, {rows: 128, keys: 64}, warpgroups=2, pivot="frozen")
+    s = schedule_of(lower(wanted.kernels[0], wanted.buffers), wanted.buffers, cuda_arch("sm_90a"))
+    assert isinstance(s, Pipeline) and s.pivots.candidates and s.pivot == "running"
+
+
+def test_what_has_no_such_form() -> None:
+    p = attention("prefill_global", *[(1, 2, 300, 64)] * 3)
+    for tiles, choices in (({"a1": 96, "a3": 64}, {}), ({"a1": 128, "a3": 64}, {"stages": 99}), ({"a1": 256, "a3": 64}, {})):
+        plan = planned(p, tiles, warpgroups=1, **choices)
+        programs = [lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels]
+        if choices:
+            emit(programs, plan.buffers, cuda_arch("sm_90a"))  # more stages than fit: as many as do
+        else:
+            with pytest.raises(Unsupported):
+                emit(programs, plan.buffers, cuda_arch("sm_90a"))
