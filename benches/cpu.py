@@ -20,16 +20,22 @@ import numpy as np
 import eqsat_neptune as en
 from eqsat_neptune.programs import attention
 
+# Seconds before each call: threads that spin while they wait for more work, as OpenMP's do, have gone to sleep by then.
+PAUSE = 0.02
+
 
 def interleaved(calls: dict, rounds: int) -> dict[str, float]:
-    """Median seconds of each call; the calls take turns, so that they share whatever else the machine does."""
+    """Median seconds of each call.  They take turns, each round in another order, so that they share whatever else the machine does
+    and none always follows the same one."""
     times: dict[str, list[float]] = {n: [] for n in calls}
     for f in calls.values():
         f()
-    for _ in range(rounds):
-        for n, f in calls.items():
+    names = list(calls)
+    for r in range(rounds):
+        for n in names[r % len(names) :] + names[: r % len(names)]:
+            time.sleep(PAUSE)
             start = time.perf_counter()
-            f()
+            calls[n]()
             times[n].append(time.perf_counter() - start)
     return {n: statistics.median(t) for n, t in times.items()}
 
@@ -72,7 +78,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", type=Path)
     a = p.parse_args()
-    rows = [measure(8, 1024, 64, 15), measure(1, 8192, 64, 5)]
+    rows = [measure(8, 1024, 64, 30), measure(1, 8192, 64, 6)]
     if a.json:
         a.json.write_text(json.dumps(rows, indent=1))
 

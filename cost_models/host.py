@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..codegen.cpu.contract import LONGEST, UNPACKED
 from ..codegen.cpu.frozen import freeze
 from ..codegen.tile import Contract, Gather, Iota, Load, Map, Mask, Reduce, Store, TileProgram, walk
 from ..program import DTYPES
@@ -22,9 +23,18 @@ FUNCTIONS = {
 }  # fmt: skip
 # seconds per element to and from the compute dtype
 CONVERT = {"bfloat16": 0.6e-9, "float16": 3e-9, "float8_e4m3fn": 1e-9, "float8_e5m2": 1e-9}
+PACK = 0.6e-9  # seconds per element that a matrix product arranges anew before it begins
+VECTOR = 0.15e-9  # seconds per element of a matrix times a vector
 FRESH = 0.2e-9  # seconds per byte of an intermediate: its pages are touched for the first time
 UNLOCKED = 500  # elements from which an operation gives up the interpreter lock, and must get it back
 SERIAL = 0.4  # share of a call's fixed cost that holds the interpreter lock
+
+
+def reuses(s: Contract, sizes: Sizes) -> Array:
+    """1 where it reads its operands many times, else 0."""
+    p = W.Product.of(s)
+    rows, cols = (sizes.elements(tuple(sorted(x))) for x in (p.rows, p.cols))
+    return np.where(np.minimum(rows, cols) >= 8, 1.0, 0.0)
 
 
 class HostModel:
@@ -89,6 +99,7 @@ class HostModel:
         near, slower = 1 / m.near, (1 / m.far - 1 / m.near) * np.clip(self._working_set(program, sizes, held) / m.cache - 1, 0, 1)
         byte = near + slower  # seconds a byte of elementwise statements
         masks = W.masks(program)
+        views = {s.out.id for s in walk(program.body) if isinstance(s, Load)}
         zero = np.zeros(1)
 
         def fixed(n: Array) -> Array:
@@ -111,7 +122,8 @@ class HostModel:
                 moved = moved + n * (CONVERT.get(dtype[s.buffer], 0.0) + DTYPES[dtype[s.buffer]] * (1.0 / m.far + fresh)) * runs
             elif isinstance(s, Contract):
                 t, c = self._product(sizes, s, width)
-                t = t + sum(sizes.elements(v.axes) for v in (s.a, s.b, s.out)) * 4 * width * slower
+                held_parts = [v for v in (s.a, s.b, s.out) if v.id not in views]
+                t = t + sum((sizes.elements(v.axes) for v in held_parts), zero) * 4 * width * slower
                 product, calls = product + t * runs, calls + (c + (s.acc is not None)) * runs
                 if s.acc is not None:
                     elements = elements + sizes.elements(s.out.axes) * m.element * runs
@@ -171,12 +183,23 @@ class HostModel:
             n = sizes.elements(tuple(sorted({*s.a.axes, *s.b.axes})))
             return n * 0.5 * m.element * width + batch * 0.1e-6, 2.0
         small = np.minimum(1 + 32 / np.maximum(rows, 1) + 32 / np.maximum(cols, 1) + 24 / np.maximum(inner, 1), 8.0)
-        return batch * (2 * rows * cols * inner / m.flops * width * small + 0.3e-6), 1.0
+        # by slabs (codegen/cpu/contract.py) if inner is short and a result's row long enough
+        few = np.minimum(rows, cols)
+        slabs = (width == 1.0) & (inner >= 32) & (inner <= LONGEST) & (few >= 32) & (48 * few * inner <= UNPACKED)
+        small = small * np.where(slabs, 0.8, 1.0)
+        seconds = np.maximum(2 * rows * cols * inner / m.flops * small, (rows + cols) * inner * PACK)  # it copies its operands
+        seconds = np.where(few <= 1, rows * cols * inner * VECTOR, seconds)
+        return batch * (seconds * width + 0.3e-6), 1.0
 
     def _working_set(self, program: TileProgram, sizes: Sizes, held: Array) -> Array:
-        """Bytes that a block comes back to: what it holds, and what it reads in place."""
-        loads = [s for s in walk(program.body) if isinstance(s, Load)]
-        return held + sum((sizes.elements(s.out.axes) * DTYPES[program.buffer(s.buffer).dtype] for s in loads), np.zeros(1))
+        """Bytes that a block comes back to: what it holds, and what products read in place."""
+        loads = {s.out.id: s for s in walk(program.body) if isinstance(s, Load)}
+        for s in walk(program.body):
+            if isinstance(s, Contract):
+                for x in (loads.pop(v.id, None) for v in (s.a, s.b)):
+                    if x is not None:
+                        held = held + reuses(s, sizes) * sizes.elements(x.out.axes) * DTYPES[program.buffer(x.buffer).dtype]
+        return held
 
     def _memory(self, program: TileProgram, sizes: Sizes, width: float) -> Array:
         """Bytes that a block holds at the worst moment."""

@@ -71,7 +71,7 @@ class Cpu:
     name: str
     cores: int
     flops: float = 170e9
-    call: float = 3.0e-6
+    call: float = 2.5e-6
     element: float = 0.28e-9
     near: float = 40e9
     far: float = 16e9

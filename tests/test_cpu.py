@@ -14,8 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from eqsat_neptune.codegen import tile
-from eqsat_neptune.codegen.cpu import CpuKernel
+from eqsat_neptune.codegen.cpu import CpuKernel, bounds, contract
 from eqsat_neptune.codegen.cpu.contract import Tensor, contraction
+from eqsat_neptune.codegen.cpu.frozen import Frozen
 from eqsat_neptune.codegen.cpu.functions import FUNCTIONS
 from eqsat_neptune.codegen.cpu.kernel import Executable, prepare
 from eqsat_neptune.codegen.cpu.layout import Format
@@ -310,6 +311,50 @@ def test_contractions_of_any_axes_and_strides(data: st.DataObject) -> None:
     close(out, np.einsum(f"{xa},{ya}->{oa}", x.astype(float), y.astype(float)), 1e-5)
 
 
+@pytest.mark.parametrize("rows,columns,inner", [(48, 64, 64), (61, 128, 33), (100, 32, 384), (1000, 64, 32), (30, 320, 96)])
+@pytest.mark.parametrize("xs", ["mk", "km"])
+@pytest.mark.parametrize("ys", ["kn", "nk"])
+@pytest.mark.parametrize("outs", ["mn", "nm"])
+@pytest.mark.parametrize("batch", [0, 3])
+def test_products_by_slabs(
+    rows: int, columns: int, inner: int, xs: str, ys: str, outs: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any memory order, from a place that is aligned and from one that is not."""
+    monkeypatch.setattr(contract, "has_unpacked_products", lambda: True)
+    size = {"m": rows, "n": columns, "k": inner, "b": batch}
+    lead = "b" if batch else ""
+
+    def tensor(axes: str, seed: int, shift: int) -> tuple[np.ndarray, Tensor]:
+        shape = [size[a] for a in lead + axes]
+        x = contract.aligned_bytes(4 * math.prod(shape) + shift)[shift:].view(np.float32).reshape(shape)
+        x[...] = rng(seed).standard_normal(shape)
+        t = strided(x, lead + axes)
+        return x, Tensor(t.dims, t.dtype, t.make, x.ctypes.data)
+
+    for shift in (0, 4):
+        (x, X), (y, Y), (out, O) = tensor(xs, 1, shift), tensor(ys, 2, shift), tensor(outs, 3, 0)
+        out[...] = np.nan
+        for still in (False, True):
+            first: list = []
+            steps = contraction([], O, X, Y, ("k",), (still, still), first)
+            for step in [*first, *steps]:
+                step()
+            close(out, np.einsum(f"{lead}{xs},{lead}{ys}->{lead}{outs}", x.astype(float), y.astype(float)), 2e-6)
+
+
+def test_slabs_are_small_and_leave_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "has_unpacked_products", lambda: True)
+    f4 = np.dtype(np.float32)
+    assert contract.slab(1024, 256, 64, f4, True) == 16
+    assert contract.slab(256, 64, 256, f4, False) == 12
+    for m, n, k in ((1024, 256, 64), (100, 64, 384), (77, 1024, 64), (1024, 512, 384)):
+        for contiguous in (True, False):
+            height = contract.slab(m, n, k, f4, contiguous)
+            assert height * n * k <= contract.UNPACKED and (height == 0 or m >= 2 * height)
+    assert contract.slab(1024, 100, 64, f4, True) == contract.slab(1024, 64, 1024, f4, True) == 0
+    assert contract.slab(1024, 64, 64, np.dtype(np.float64), True) == 0
+
+
 # ------------------------------------------------------------------ what the tile program becomes
 
 
@@ -396,6 +441,129 @@ def test_dead_tiles_are_skipped_and_full_ones_not_masked(monkeypatch: pytest.Mon
     close(got, attention(*x.values(), True), 2e-6)
     assert sum(s == (16, 16) for s in tiles) == 1 + 2 + 3 + 4
     assert sum(s == (16, 16) for s in masked) == 4
+
+
+# ------------------------------------------------------------------ frozen pivots
+
+
+def frozen_of(plan: Plan) -> Frozen | None:
+    return CpuKernel(plan, None)._frozen[0]  # type: ignore[arg-type]
+
+
+def scores_plan(outputs: dict, n: int, role: tuple[str, int], extra: dict | None = None) -> Plan:
+    x = {name: np.broadcast_to(np.zeros(1, np.float32), (2, n, 8)) for name in "qkv"} | (extra or {})
+    roles = dict(h=("grid", 1), i=("grid", 64), d=("whole", 0), e=("whole", 0), j=role)
+    return make_plan([(outputs, roles)], dict(h=2, i=n, j=n, d=8, e=8), x, compute="float32")
+
+
+SCORES = mul(red("+", "d", mul(read("q", "h", "i", "d"), read("k", "h", "j", "d"))), 8**-0.5)
+
+
+@pytest.mark.parametrize("role", [("loop", 64), ("whole", 0)])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("n", [256, 301])
+def test_no_maximum_where_norms_bound_the_scores(role: tuple[str, int], causal: bool, n: int) -> None:
+    s = where(bi("le", iota("j"), iota("i")), SCORES, NEG) if causal else SCORES
+    total = fold(SOFT, 1, "j", [s, num(1.0)])
+    outs = {
+        "o": (quotient(fold(SOFT, 1, "j", [s, read("v", "h", "j", "e")]), total), ("h", "i", "e")),
+        "l": (add(un("log", total), fold(SOFT, 0, "j", [s, num(0.0)])), ("h", "i")),
+    }
+    plan = scores_plan(outs, n, role)
+    f = frozen_of(plan)
+    assert f is not None
+    body = list(tile.walk(f.program.body))
+    assert not any(isinstance(s, tile.Reduce) and s.op == "max" for s in body)
+    assert not any(isinstance(s, tile.Map) and s.fn in ("exp", "exp2") and "j" not in s.out.axes for s in body)  # no rescaling
+    x = qkv(2, n, 8)
+    got = run(plan, x)
+    q, k, v = (y.astype(np.float64) for y in x.values())
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(8)
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf) if causal else scores
+    w = np.exp(scores)
+    close(got["o"], w / w.sum(-1, keepdims=True) @ v, 2e-6)
+    close(got["l"], np.log(w.sum(-1)), 2e-6)
+
+
+def test_a_maximum_that_shows_stays() -> None:
+    """In a result, in a sum with what does not scale with it, or summed over its own rows."""
+    top, total = fold(SOFT, 0, "j", [SCORES, num(0.0)]), fold(SOFT, 1, "j", [SCORES, num(1.0)])
+    other = {"c": np.zeros(256, np.float32)}
+    for shown in (
+        {"m": (top, ("h", "i"))},
+        {"l": (total, ("h", "i"))},
+        {"l": (un("log", add(total, 1.0)), ("h", "i"))},
+        {"l": (add(un("log", total), mul(top, 0.5)), ("h", "i"))},
+        {"l": (mul(un("recip", total), read("c", "i")), ("h", "i"))},
+    ):
+        assert frozen_of(scores_plan(shown, 256, ("loop", 64), other)) is None
+    assert frozen_of(scores_plan({"l": (add(un("log", total), top), ("h", "i"))}, 256, ("loop", 64))) is not None
+
+
+def test_nothing_is_frozen_without_a_bound() -> None:
+    s = add(SCORES, read("b", "i", "j"))
+    bias = {"b": np.zeros((256, 256), np.float32)}  # as many elements as there are weights
+    o = quotient(fold(SOFT, 1, "j", [s, read("v", "h", "j", "e")]), fold(SOFT, 1, "j", [s, num(1.0)]))
+    assert frozen_of(scores_plan({"o": (o, ("h", "i", "e"))}, 256, ("loop", 64), bias)) is None
+
+
+def frozen_run(x: dict[str, np.ndarray]) -> tuple[np.ndarray, int]:
+    """Attention of 64 × 64 tiles, and how often each of its two programs began a block."""
+    n, d = x["q"].shape[1:]
+    kernel = CpuKernel(attention_plan(2, n, d, 64, 64), None)  # type: ignore[arg-type]
+    out = kernel.run(x)["o"]
+    return out, sum(len(f.places) for name, known in kernel._bound.items() for f in known.values() if "frozen" not in name)
+
+
+def test_rows_that_need_their_maximum_are_computed_again() -> None:
+    n, d = 256, 8
+    x = qkv(2, n, d)
+    want = attention(*x.values())
+    got, again = frozen_run(x)
+    close(got, want, 2e-6)
+    assert again == 0
+    u = np.ones(d, np.float32)
+    x["k"][...], x["q"][...] = u, u * rng().uniform(0.5, 1, (2, n, 1)).astype(np.float32)
+    x["q"][1, 70:80] = -10 * u  # weights exp(−28): with values near the end of float32's range they would lose bits
+    x["v"] *= np.float32(1e-33)
+    got, again = frozen_run(x)
+    assert again == 1
+    close(got * 1e33, attention(x["q"], x["k"], x["v"].astype(np.float64) * 1e33), 2e-6)
+    x["q"][1, 70:80] = 10 * u  # weights exp(28): with large values their sums would overflow
+    x["v"] = qkv(2, n, d)["v"] * np.float32(1e28)
+    got, again = frozen_run(x)
+    assert again == 1
+    close(got, attention(*x.values()), 2e-6)
+    x["k"] *= np.float32(10)  # no bound: everything is computed as written
+    got, again = frozen_run(x)
+    assert again == 8 and np.isfinite(got).all()
+
+
+def test_nan_and_inf_with_frozen_pivots() -> None:
+    n = 256
+    for name, value, rows in (("q", np.nan, 1), ("k", np.nan, n), ("v", np.nan, n), ("v", np.inf, n)):
+        x = qkv(2, n, 8)
+        x[name][1, 5, 3] = value
+        got, _ = frozen_run(x)
+        want = attention(*x.values())
+        assert np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(np.isinf(got), np.isinf(want))
+        assert (~np.isfinite(got)).any(-1).sum() == rows
+        finite = np.isfinite(want)
+        close(got[finite], want[finite], 2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("fmt", ["contiguous", "channels first", "reversed channels", "every other", "broadcast rows"])
+def test_norms_of_any_type_and_strides(dtype: str, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "CHUNK", 500)
+    x = FORMATS[fmt](rng().standard_normal((3, 37, 8)).astype(getattr(ml_dtypes, dtype, dtype)))
+    for dims in ((2,), (1,), (0, 2), (), (0, 1, 2)):
+        want = np.sqrt((x.astype(np.float64) ** 2).sum(dims)).max()
+        assert abs(bounds.norm(x, dims, np.dtype(np.float64)) - want) <= 1e-12 * want
+    assert bounds.norm(x[:0], (2,), np.dtype(np.float32)) == 0.0
+    y = x.copy()
+    y[2, 30, 1] = np.nan
+    assert math.isnan(bounds.norm(y, (2,), np.dtype(np.float64)))
 
 
 # ------------------------------------------------------------------ threads

@@ -113,6 +113,7 @@ def is_matrix(rows: tuple[int, int], cols: tuple[int, int], item: int) -> bool:
 SMALL = 256  # multiply-adds of one matrix below which a batch of them is quicker without BLAS
 UNPACKED = 10**6  # multiply-adds up to which OpenBLAS does not pack
 SLABS = {True: (24, 16, 12, 8), False: (24, 12)}  # rows of a slab that its kernels like, if they are contiguous or not
+LONGEST = 384  # terms that it adds up one by one: where it packs it makes partial sums of about as many
 COPIED = (64, 384)  # rows of a result that pay for an aligned copy of the operand: a plain one, a transposing one
 
 
@@ -129,7 +130,7 @@ def has_unpacked_products() -> bool:
 
 def slab(m: int, n: int, k: int, dtype: np.dtype, contiguous: bool) -> int:
     """Rows of a slab of an m × n product over k, few of them left over; 0: not by slabs.  contiguous: rows of the left operand."""
-    if dtype != np.float32 or not (n == 32 or n % 64 == 0) or k < 32 or not has_unpacked_products():
+    if dtype != np.float32 or not (n == 32 or n % 64 == 0) or not 32 <= k <= LONGEST or not has_unpacked_products():
         return 0
     return min((r for r in SLABS[contiguous] if r * n * k <= UNPACKED and m >= 2 * r), key=lambda r: (m % r, -r), default=0)
 
@@ -146,106 +147,153 @@ def contraction(
     """out = Σ a·b.  Every axis in `summed` belongs to both operands.
 
     still: operands that change less often than this runs; what must be done only when they do is added to `first`."""
-    steps: list[Step] = []
-    k = [x for x in summed if x in a.dims]
-    free = {
-        "batch": [x for x in a.dims if x in b.dims and x not in k],
-        "m": [x for x in a.dims if x not in b.dims],
-        "n": [x for x in b.dims if x not in a.dims],
-    }
     if any(out.dims[x][0] == 0 for x in out.dims):
         return []
-    if any(a.dims[x][0] == 0 for x in k):
+    if any(a.dims[x][0] == 0 for x in summed if x in a.dims):
         return [invoke(regs, np.copyto, out.aligned(tuple(out.dims)), out.dtype.type(0))]
-    item = out.dtype.itemsize
-    operands, own = [a, b], (free["m"], free["n"])
+    return _Contraction(regs, out, [a, b], summed, still, first).bind()
 
-    def pack(which: int, k_inside: bool = True) -> None:
-        """The operand becomes a contiguous copy."""
-        t = operands[which]
-        order = (*free["batch"], *own[which], *k) if k_inside else (*free["batch"], *k, *own[which])
-        operands[which] = new = empty({x: t.dims[x][0] for x in order}, out.dtype)
-        copy = invoke(regs, np.copyto, new.aligned(order), t.aligned(order), casting="same_kind")
-        (steps if first is None or not still[which] else first).append(copy)
 
-    for which in (0, 1):
-        if operands[which].dtype != out.dtype:
-            pack(which)
-    readable = placed = False
-    while True:
+Dim = tuple[int, int]  # length, stride in bytes in one tensor
+
+
+class _Contraction:
+    """A contraction on its way to calls: which axes are batch, rows (of a), columns (of b), inner."""
+
+    def __init__(
+        self,
+        regs: list,
+        out: Tensor,
+        operands: list[Tensor],
+        summed: tuple[str, ...],
+        still: tuple[bool, bool],
+        first: list[Step] | None,
+    ):
         a, b = operands
-        K = merged(k, a, b)
-        batch = [(n, (s[1], s[2], s[0])) for n, s in merged(free["batch"], out, a, b)]
-        rows, columns = merged(free["m"], out, a), merged(free["n"], out, b)
+        self.regs, self.out, self.operands, self.still, self.first = regs, out, operands, still, first
+        self.inner = [x for x in summed if x in a.dims]
+        self.shared = [x for x in a.dims if x in b.dims and x not in self.inner]
+        self.own = ([x for x in a.dims if x not in b.dims], [x for x in b.dims if x not in a.dims])
+        self.item = out.dtype.itemsize
+        self.steps: list[Step] = []
+
+    def bind(self) -> list[Step]:
+        for which in (0, 1):
+            if self.operands[which].dtype != self.out.dtype:
+                self.pack(which)
+        self.arrange()
+        if not (self.tiny and len(self.sums) <= 1):
+            for which, fits in enumerate(self.readable()):
+                if not fits:
+                    self.pack(which)
+            self.arrange()
+        height = 0 if self.tiny else self.slab_height()
+        return [*self.steps, *(self.by_slabs(height) if height else self.at_once())]
+
+    def pack(self, which: int, inner_last: bool = True) -> None:
+        """The operand becomes a contiguous copy."""
+        t, own = self.operands[which], self.own[which]
+        order = (*self.shared, *own, *self.inner) if inner_last else (*self.shared, *self.inner, *own)
+        self.operands[which] = new = empty({x: t.dims[x][0] for x in order}, self.out.dtype)
+        copy = invoke(self.regs, np.copyto, new.aligned(order), t.aligned(order), casting="same_kind")
+        (self.steps if self.first is None or not self.still[which] else self.first).append(copy)
+
+    def arrange(self) -> None:
+        """Axes as dimensions.  batch: (length, strides in a, b, out); free: rows and columns with strides in (out, operand);
+        sums: inner ones with strides in (a, b)."""
+        a, b = self.operands
+        self.sums = merged(self.inner, a, b)
+        self.batch = [(n, (s[1], s[2], s[0])) for n, s in merged(self.shared, self.out, a, b)]
+        rows, columns = merged(self.own[0], self.out, a), merged(self.own[1], self.out, b)
         rows.sort(key=lambda d: d[0])
         columns.sort(key=lambda d: d[0])
-        M, N = rows.pop() if rows else (1, (0, 0)), columns.pop() if columns else (1, (0, 0))
-        batch += [(n, (s[1], 0, s[0])) for n, s in rows] + [(n, (0, s[1], s[0])) for n, s in columns]
-        sum_ = K[0] if K else (1, (0, 0))
-        tiny = math.prod(n for n, _ in batch) > 1 and M[0] * N[0] * sum_[0] < SMALL
-        fits = [len(K) <= 1 and is_matrix((x[0], x[1][1]), (sum_[0], sum_[1][i]), item) for i, x in enumerate((M, N))]
-        if not readable and not all(fits) and not (tiny and len(K) <= 1):
-            for which in (0, 1):
-                if not fits[which]:
-                    pack(which)
-            readable = True
-            continue
-        # The result's rows are contiguous, or those of its transpose: one operand is read as vectors along them.
-        turned = N[1][0] != item
-        which, along, across = (0, M, N[0]) if turned else (1, N, M[0])
-        matrix = along[1][0] == item and is_matrix((M[0], M[1][0]), (N[0], N[1][0]), item)
-        height = slab(across, along[0], sum_[0], out.dtype, sum_[1][1 - which] == item) if matrix and not tiny else 0
-        if height == 0 or placed:
-            break
-        v, steps_of_v = operands[which], (sum_[1][which], *(s[which] for _, s in batch))
-        lies_well = along[1][1] == item and v.address is not None and not any(x % ALIGN for x in (v.address, *steps_of_v))
-        if lies_well:
-            break
-        if across < COPIED[along[1][1] != item] and not still[which]:
-            height = 0
-            break
-        pack(which, False)
-        placed = True
-    shape = tuple(n for n, _ in batch)
+        self.free = (rows.pop() if rows else (1, (0, 0)), columns.pop() if columns else (1, (0, 0)))
+        self.batch += [(n, (s[1], 0, s[0])) for n, s in rows] + [(n, (0, s[1], s[0])) for n, s in columns]
+        self.sum = self.sums[0] if self.sums else (1, (0, 0))
+        (m, _), (n, _) = self.free
+        self.shape = tuple(n for n, _ in self.batch)
+        self.tiny = math.prod(self.shape) > 1 and m * n * self.sum[0] < SMALL
 
-    def spread(length: int, stride: int, other: tuple[int, int]) -> int:
-        """A stride for a dimension of length 1 that keeps the matrix regular."""
-        return stride if length > 1 else other[0] * item if other[1] == item or other[0] == 1 else item
+    def of_operand(self, which: int) -> tuple[Dim, Dim]:
+        """Its own dimension and the inner one."""
+        return (self.free[which][0], self.free[which][1][1]), (self.sum[0], self.sum[1][which])
 
-    def view(t: Tensor, which: int, r: tuple[int, int], c: tuple[int, int]) -> Any:
-        strides = (spread(*r, c), spread(*c, r))
-        return t.make((*shape, r[0], c[0]), (*(s[which] for _, s in batch), *strides))
+    def of_out(self) -> tuple[Dim, Dim]:
+        return tuple((n, s[0]) for n, s in self.free)  # type: ignore[return-value]
 
-    a_rows, a_cols = (M[0], M[1][1]), (sum_[0], sum_[1][0])
-    b_rows, b_cols = (sum_[0], sum_[1][1]), (N[0], N[1][1])
-    o_rows, o_cols = (M[0], M[1][0]), (N[0], N[1][0])
-    if height:
-        x, line, k_stride = operands[1 - which], (N, M)[which], sum_[1]
+    def readable(self) -> list[bool]:
+        """Can BLAS read the operands in place?"""
+        return [len(self.sums) <= 1 and is_matrix(*self.of_operand(which), self.item) for which in (0, 1)]
 
-        def slabs(t: Tensor, i: int, r: tuple[int, int], c: tuple[int, int]) -> Any:
-            return t.make((*shape, r[0] // height, height, c[0]), (*(s[i] for _, s in batch), height * r[1], r[1], c[1]))
+    def strides(self, which: int) -> tuple[int, ...]:
+        return tuple(s[which] for _, s in self.batch)
 
-        rows_of_x, rows_of_out = (across, line[1][1]), (across, line[1][0])
-        inner, columns_of_out = (sum_[0], k_stride[1 - which]), (along[0], item)
-        V = v.make((*shape, 1, sum_[0], along[0]), (*(s[which] for _, s in batch), 0, k_stride[which], item))
-        X, O = slabs(x, 1 - which, rows_of_x, inner), slabs(out, 2, rows_of_out, columns_of_out)
-        steps.append(invoke(regs, np.matmul, X, V, out=O))
-        if done := across % height and across // height * height:
+    def matrix(self, t: Tensor, which: int, r: Dim, c: Dim) -> Any:
+        """A view of a, b or out (which: 0, 1, 2)."""
+
+        def spread(d: Dim, other: Dim) -> int:
+            """A stride for a dimension of length 1 that keeps the matrix regular."""
+            return d[1] if d[0] > 1 else other[0] * self.item if other[1] == self.item or other[0] == 1 else self.item
+
+        return t.make((*self.shape, r[0], c[0]), (*self.strides(which), spread(r, c), spread(c, r)))
+
+    # ---- calls
+    def at_once(self) -> list[Step]:
+        (a_rows, a_cols), (b_cols, b_rows), o = self.of_operand(0), self.of_operand(1), self.of_out()
+        A, B = self.matrix(self.operands[0], 0, a_rows, a_cols), self.matrix(self.operands[1], 1, b_rows, b_cols)
+        if self.tiny:
+            d = list(range(len(self.shape)))
+            m, n, k = len(d), len(d) + 1, len(d) + 2
+            O = self.matrix(self.out, 2, *o)
+            return [invoke(self.regs, np.einsum, A, [*d, m, k], B, [*d, k, n], [*d, m, n], out=O)]
+        if is_matrix(*o, self.item):
+            return [invoke(self.regs, np.matmul, A, B, out=self.matrix(self.out, 2, *o))]
+        (m, m_step), (n, n_step) = o
+        temp = np.empty((*self.shape, m, n), self.out.dtype)
+        O = self.out.make((*self.shape, m, n), (*self.strides(2), m_step, n_step))
+        return [invoke(self.regs, np.matmul, A, B, out=temp), invoke(self.regs, np.copyto, O, temp)]
+
+    # ---- slabs
+    def vectors(self) -> int:
+        """The operand that is read as vectors: the one along which the result is contiguous."""
+        return 1 if self.free[1][1][0] == self.item else 0
+
+    def slab_height(self) -> int:
+        """Rows of a slab (of the transposed result, if a is read as vectors), after operands are where they must be; 0: no slabs."""
+        which = self.vectors()
+        if self.free[which][1][0] != self.item or not is_matrix(*self.of_out(), self.item) or not all(self.readable()):
+            return 0
+        rows, (n, step), k = self.free[1 - which][0], self.of_operand(which)[0], self.sum[1]
+        height = slab(rows, n, self.sum[0], self.out.dtype, k[1 - which] == self.item)
+        address, steps = self.operands[which].address, (k[which], *self.strides(which))
+        if height == 0 or (step == self.item and address is not None and not any(x % ALIGN for x in (address, *steps))):
+            return height
+        if rows < COPIED[step != self.item] and not self.still[which]:
+            return 0
+        self.pack(which, False)
+        self.arrange()
+        return height
+
+    def by_slabs(self, height: int) -> list[Step]:
+        which = self.vectors()
+        other, v = 1 - which, self.operands[which]
+        (rows, x_step), x_inner = self.of_operand(other)
+        (n, _), v_inner = self.of_operand(which)
+        out_rows, out_columns = self.of_out()[other], (n, self.item)
+
+        def slabs(t: Tensor, i: int, r: Dim, c: Dim) -> Any:
+            return t.make((*self.shape, r[0] // height, height, c[0]), (*self.strides(i), height * r[1], r[1], c[1]))
+
+        x, i = self.operands[other], self.strides(which)
+        X, O = slabs(x, other, (rows, x_step), x_inner), slabs(self.out, 2, out_rows, out_columns)
+        V = v.make((*self.shape, 1, v_inner[0], n), (*i, 0, v_inner[1], self.item))
+        steps = [invoke(self.regs, np.matmul, X, V, out=O)]
+        if rows % height:
+            done = rows // height * height
 
             def rest(X: np.ndarray, V: np.ndarray, O: np.ndarray) -> None:
                 np.matmul(X[..., done:, :], V, out=O[..., done:, :])
 
-            V = view(v, which, (sum_[0], k_stride[which]), (along[0], item))
-            X, O = view(x, 1 - which, rows_of_x, inner), view(out, 2, rows_of_out, columns_of_out)
-            steps.append(invoke(regs, rest, X, V, O))
+            X, O = self.matrix(x, other, (rows, x_step), x_inner), self.matrix(self.out, 2, out_rows, out_columns)
+            steps.append(invoke(self.regs, rest, X, self.matrix(v, which, v_inner, out_columns), O))
         return steps
-    A, B = view(a, 0, a_rows, a_cols), view(b, 1, b_rows, b_cols)
-    if tiny:
-        d = list(range(len(shape)))
-        m, n, z = len(d), len(d) + 1, len(d) + 2
-        return [*steps, invoke(regs, np.einsum, A, [*d, m, z], B, [*d, z, n], [*d, m, n], out=view(out, 2, o_rows, o_cols))]
-    if not is_matrix(o_rows, o_cols, item):
-        temp = np.empty((*shape, M[0], N[0]), out.dtype)
-        O = out.make((*shape, M[0], N[0]), (*(s[2] for _, s in batch), M[1][0], N[1][0]))
-        return [*steps, invoke(regs, np.matmul, A, B, out=temp), invoke(regs, np.copyto, O, temp)]
-    return [*steps, invoke(regs, np.matmul, A, B, out=view(out, 2, o_rows, o_cols))]
