@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from .errors import DtypeError, ShapeError
-from .terms import Affine, Index, Term, make, rewrite
+from .terms import PREDICATES, Affine, Index, Term, base, make, postorder, rewrite
 
 # dtype → bytes of an element
 DTYPES: dict[str, int] = {
@@ -120,11 +122,23 @@ class Program:
     def input(self, name: str) -> Input:
         return next(i for i in self.inputs if i.name == name)
 
-    @property
+    @cached_property
     def compute_dtype(self) -> str:
-        """float64 programs compute in float64, all others in float32."""
+        """float64 programs compute in float64, and so do those that give integers or positions which float32 cannot hold; all others
+        in float32."""
         dtypes = [i.dtype for i in self.inputs] + [o.dtype for o in self.outputs]
-        return "float64" if "float64" in dtypes else "float32"
+        return "float64" if "float64" in dtypes or self._has_large_integers() else "float32"
+
+    def _has_large_integers(self) -> bool:
+        """May an integer output, or a position that is gathered at, be beyond 2²⁴?"""
+        most: dict[Term, float] = {}  # integer terms → their largest magnitude; what is made of floats needs no more than float32
+        for t in postorder(o.term for o in self.outputs):
+            bound = _magnitude(t, most, self)
+            if bound is not None:
+                most[t] = bound
+            if t.op == "gather" and self.axes.get(base(t.attr), 0) > EXACT:
+                return True
+        return any(o.dtype not in FLOATS and most.get(o.term, 0) > EXACT for o in self.outputs)
 
     def renamed(self, axes: dict[str, str], inputs: dict[str, str]) -> Program:
         """The same program under other names: its plan must be the same up to those names."""
@@ -160,6 +174,49 @@ class Program:
         ins = ", ".join(f"{i.name}: {i.dtype}{list(i.shape)}" for i in self.inputs)
         outs = "\n".join(f"  {o.term} : {o.dtype}{list(o.shape)} dims {o.dims}" for o in self.outputs)
         return f"{self.name}({ins})\n  axes {self.axes}\n{outs}"
+
+
+EXACT = 2**24  # float32 holds all integers up to here
+
+
+def _magnitude(t: Term, most: dict[Term, float], program: Program) -> float | None:
+    """A bound on |t| if t is made of integers."""
+    a: Any = t.attr
+    args = [most[x] for x in t.args if x in most]
+    match t.op:
+        case "num":
+            return abs(a) if float(a).is_integer() or math.isinf(a) else None
+        case "iota":
+            return program.axes[base(a)] - 1.0
+        case "input":
+            i = program.input(a[0])
+            return None if i.dtype in FLOATS else max(map(abs, i.range or _range_of(i.dtype)))
+        case "un" | "bi" if a in PREDICATES:
+            return 1.0
+        case "gather" | "where":
+            values = t.args[:1] if t.op == "gather" else t.args[1:]
+            finite = [most[x] for x in values if x in most and math.isfinite(most[x])]
+            return max(finite, default=0.0) if all(x in most for x in values) else None
+    if len(args) < len(t.args):
+        return None
+    match t.op:
+        case "add":
+            return sum(args)
+        case "mul":
+            return math.prod(args)
+        case "red":
+            extent = program.axes.get(base(a[1]), 1)
+            return args[0] * extent if a[0] == "+" else math.inf if a[0] == "*" and args[0] > 1 else args[0]
+        case "view":
+            return args[0]
+        case "un" | "bi" if a in ("neg", "abs", "sign", "max", "min", "floordiv", "mod", "floor", "ceil", "round", "trunc"):
+            return max(args)
+    return None
+
+
+def _range_of(dtype: str) -> tuple[float, float]:
+    bits = 1 if dtype == "bool" else 8 * DTYPES[dtype]
+    return (0.0, 2.0**bits - 1) if dtype == "bool" or dtype.startswith("uint") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1))
 
 
 def elements(shape: Sequence[int]) -> int:

@@ -166,7 +166,10 @@ class KernelText:
                 self.start[a] = name
             else:
                 self.start[a] = self.first_of(name)
-                t(f"const {self.width[a]} {self.start[a]} = {part} * {x.tile};" + ("  // the longest first" if reverse else ""))
+                t(
+                    f"const {self.width[a]} {self.start[a]} = {self.widened(a, part)} * {x.tile};"
+                    + ("  // the longest first" if reverse else "")
+                )
             if n < len(grid) - 1:
                 t(f"block /= {trips};")
         for a, x in self.p.axes.items():
@@ -192,6 +195,10 @@ class KernelText:
         names = list(self.p.grid)
         order = sorted(names, key=lambda a: (a not in bounds, -weight[a], names.index(a)))
         return [(a, bounds.get(a, False)) for a in order]
+
+    def widened(self, axis: str, text: str) -> str:
+        """A number of a tile in the type of the axis' positions."""
+        return f"(i64){text}" if self.width[axis] == "i64" else text
 
     def first_of(self, axis: str) -> str:
         """A variable for the first position of an axis' tile."""

@@ -238,7 +238,7 @@ class SimpleText(KernelText):
         tile_var = new(f"{name}_tile")
         self.start[a] = name if tile == 1 else self.first_of(name)
         with t.block(f"for (int {tile_var} = {first}; {tile_var} < {end}; ++{tile_var})"):
-            t(f"const {self.width[a]} {self.start[a]} = {tile_var} * {tile};")
+            t(f"const {self.width[a]} {self.start[a]} = {self.widened(a, tile_var)} * {tile};")
             self.open.append(a)
             self.statements(s.body)
             self.open.pop()
