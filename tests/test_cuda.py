@@ -579,6 +579,18 @@ def test_masked_tiles_are_skipped_and_longest_blocks_run_first() -> None:
     assert "edge" not in job_text(attention(n=256, m=256, rows=(1, 64)))  # nothing masked, nothing ragged: no code for it
 
 
+def test_tiles_that_no_mask_touches_have_code_without_masks() -> None:
+    def parts(arch: str = "sm_90a", **more: object) -> list[str]:
+        text = job_text(attention(n=256, m=256, rows=(1, 64), **more), arch)  # type: ignore[arg-type]
+        return re.findall(r"for \(; k_tile < k_end(?: && k_tile < (?:k_full_first|k_full_end))?; \+\+k_tile\) k_step\(k_tile, (\w+)\);", text)
+
+    assert parts(mask="causal") == ["false", "true"]
+    assert parts(mask="window") == ["true", "false", "true"]
+    assert parts() == [] and parts(mask="causal", choices={"warps": 8}) == ["false", "true"]  # 64 rows are work for 4
+    wide = dict(n=256, m=256, rows=(1, 256), mask="causal", choices={"warps": 8})
+    assert "k_step" not in job_text(attention(**wide))  # type: ignore[arg-type]
+
+
 def test_names_clash_with_nothing() -> None:
     x = inp("float", (A("int"), A("fill")))
     job = simple_job({"warp": (T.red("+", "fill", mul(x, x)), ("int",))},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 
 from ...terms import REDUCTIONS
@@ -93,42 +94,52 @@ class Loops(Contractions):
         env = dict(self.env)
         self.masked.clear()
         advance = f"{tile_var} += {step}" if step != "1" else f"++{tile_var}"
-        t("#pragma unroll 1")
-        with t.block(f"for (int {tile_var} = {begin}; {tile_var} < {end}; {advance})"):
-            t(position)
-            if state.edges:
-                t(f"const bool edge = {tile_var} < {state.full[0]} || {tile_var} >= {state.full[1]};")
-            if ring and stages > 1:
-                t(f"copy_wait<{stages - 2}>();")
-                t(self.sync())
-                ahead = new(f"{name}_ahead")
-                t(f"const int {ahead} = {tile_var} + {(stages - 1) * int(step)};")
-                into = f"{slot} ^ 1" if stages == 2 else f"{slot} == 0 ? {stages - 1} : {slot} - 1"
-                t(f"if ({ahead} < {end}) {fetch}({ahead}, {into});")
-                t("copy_commit();")
-            elif ring:
-                t(self.sync())
-                t(f"{fetch}({tile_var}, 0);")
-                t("copy_commit();")
-                t("copy_wait<0>();")
-                t(self.sync())
-            elif self.loops[:-1] or not self.needs_no_barrier(s):
-                t(self.sync())
-            for vid in ring:
-                var = new(f"{self.pointer[self.s.tiles[vid].load.buffer]}_tile")
-                t(f"const {self.tile_types[vid]} {var} = {self.tile_of(vid, slot if stages > 1 else None)};")
-                state.tiles[vid] = var
-            self.statements(s.body)
-            self.flush()
-            moves = []
-            for c in s.carries:
-                home = self.s.home[c.phi.id]
-                source, var = self.get(c.next, home), self.env[c.phi.id, home]
-                if source != var:
-                    moves.append((var, source, home, c))
-            self.move(moves)
-            if ring and stages > 1:
-                t(f"{slot} ^= 1;" if stages == 2 else f"{slot} = {slot} == {stages - 1} ? 0 : {slot} + 1;")
+        begin_of_body = len(t.out)
+        t.depth += 1
+        t(position)
+        if ring and stages > 1:
+            t(f"copy_wait<{stages - 2}>();")
+            t(self.sync())
+            ahead = new(f"{name}_ahead")
+            t(f"const int {ahead} = {tile_var} + {(stages - 1) * int(step)};")
+            into = f"{slot} ^ 1" if stages == 2 else f"{slot} == 0 ? {stages - 1} : {slot} - 1"
+            t(f"if ({ahead} < {end}) {fetch}({ahead}, {into});")
+            t("copy_commit();")
+        elif ring:
+            t(self.sync())
+            t(f"{fetch}({tile_var}, 0);")
+            t("copy_commit();")
+            t("copy_wait<0>();")
+            t(self.sync())
+        elif self.loops[:-1] or not self.needs_no_barrier(s):
+            t(self.sync())
+        for vid in ring:
+            var = new(f"{self.pointer[self.s.tiles[vid].load.buffer]}_tile")
+            t(f"const {self.tile_types[vid]} {var} = {self.tile_of(vid, slot if stages > 1 else None)};")
+            state.tiles[vid] = var
+        self.statements(s.body)
+        self.flush()
+        moves = []
+        for c in s.carries:
+            home = self.s.home[c.phi.id]
+            source, var = self.get(c.next, home), self.env[c.phi.id, home]
+            if source != var:
+                moves.append((var, source, home, c))
+        self.move(moves)
+        if ring and stages > 1:
+            t(f"{slot} ^= 1;" if stages == 2 else f"{slot} = {slot} == {stages - 1} ? 0 : {slot} + 1;")
+        t.depth -= 1
+        printed = t.out[begin_of_body:]
+        del t.out[begin_of_body:]
+        edges = state.edges and any(re.search(r"\bedge\b", line) for line in printed)
+        if edges and self.peels(s):
+            self.peeled(printed, state, tile_var, begin, end, advance)
+        else:
+            t("#pragma unroll 1")
+            with t.block(f"for (int {tile_var} = {begin}; {tile_var} < {end}; {advance})"):
+                if edges:
+                    t(f"const bool edge = {tile_var} < {state.full[0]} || {tile_var} >= {state.full[1]};")
+                t.out.extend(printed)
         self.loops.pop()
         self.open.pop()
         self.masked.clear()
@@ -138,6 +149,26 @@ class Loops(Contractions):
             self.merge(s)
         else:
             self.finish(s)
+
+    def peels(self, s: Loop) -> bool:
+        """Is code for the tiles in the middle alone worth it?  It is longer; in blocks of eight warps that was slower."""
+        innermost = not any(isinstance(x, Loop) for x in s.body)
+        return self.arch.peels and self.s.kind == "fragment" and self.s.warps <= 4 and innermost
+
+    def peeled(self, body: list[str], state: LoopState, tile: str, begin: str, end: str, advance: str) -> None:
+        """The loop in two or three: the tiles in the middle, which no mask and no end touches, run without code for either (`edge` is
+        a constant wherever the step is inlined)."""
+        t, a, step = self.t, state.loop.axis, self.names.new(f"{self.axis_name[state.loop.axis]}_step")
+        with t.block(f"auto {step} = [&](const int {tile}, const bool edge) INLINE_LAMBDA", "};"):
+            t.out.extend(body)
+        t(f"int {tile} = {begin};")
+        parts = [(state.full[0], "true"), (state.full[1], "false"), ("", "true")]
+        if not any(dict(c.terms).get(a, 0) > 0 for c in (*state.loop.constraints, *state.limits)):
+            del parts[0]  # the first tile is in the middle
+        for stop, edge in parts:
+            inside = f"{tile} < {end} && {tile} < {stop}" if stop else f"{tile} < {end}"
+            t("#pragma unroll 1")
+            t(f"for (; {inside}; {advance}) {step}({tile}, {edge});")
 
     def needs_no_barrier(self, s: Loop) -> bool:
         return not any(isinstance(x, Contract) for x in walk(s.body))

@@ -24,6 +24,7 @@ _CDNA = Arch(
     registers=4 * 512 * 64,
     headers=("wave64.h", "hip_primitives.h", "hip_math.h", "hip_mfma.h", "tiles.cuh"),
     stages=1,
+    peels=False,
     holds="always",
     most_registers=200,
 )
