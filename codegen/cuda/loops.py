@@ -50,7 +50,7 @@ class Loops(Contractions):
         step = str(self.s.warps_split) if split else "1"
         begin = f"{first} + warp" if split else first
         self.start[a] = self.axis_name[a] if tile == 1 else self.first_of(name)
-        position = f"const {self.width[a]} {self.start[a]} = {tile_var} * {tile};"
+        position = f"const {self.width[a]} {self.start[a]} = {self.widened(a, tile_var)} * {tile};"
         if ring:
             self.fetch = new(f"fetch_{name}")
             fetch = self.fetch
