@@ -690,6 +690,19 @@ def test_compiles(arch: str) -> None:
         assert len(compiled.kernels) == len(job.programs)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", ["gated_linear_attention", "retention", "attention_dq", "performer"])
+def test_programs_are_emitted(name: str, arch: str, dtype: str) -> None:
+    """Decays are masks over what varies less than they do."""
+    import eqsat_neptune as en
+    from eqsat_neptune.programs import CASES
+
+    case = CASES[name]
+    assert en.optimize(en.trace(case.function("full"), *case.specs("full", dtype)), f"cuda:{arch}").source
+
+
 # ------------------------------------------------------------------ random kernels
 
 
