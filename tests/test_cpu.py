@@ -194,6 +194,19 @@ def test_sum_of_many_in_float32() -> None:
         close(run(plan, x)["Y"], x["X"].astype(np.float64).sum(1), 2e-6)
 
 
+@pytest.mark.parametrize("n", [5003, 50_000, 384])
+@pytest.mark.parametrize("across", [False, True])
+def test_long_sums_across_rows(n: int, across: bool) -> None:
+    """No less exact than along rows, where NumPy adds in pairs: of what is computed, and of what is read in place."""
+    x = {"X": rng().random((n, 70), np.float32)}
+    terms = read("X", "k", "i") if across else un("exp", read("X", "k", "i"))
+    plan = make_plan(
+        [({"Y": (red("+", "k", terms), ("i",))}, dict(i=("grid", 35), k=("whole", 0)))], dict(i=70, k=n), x, compute="float32"
+    )
+    wide = x["X"].astype(np.float64)
+    close(run(plan, x)["Y"], (wide if across else np.exp(wide)).sum(0), 3e-7)
+
+
 # ------------------------------------------------------------------ memory formats
 
 FORMATS = {
@@ -340,6 +353,20 @@ def test_products_by_slabs(
             for step in [*first, *steps]:
                 step()
             close(out, np.einsum(f"{lead}{xs},{lead}{ys}->{lead}{outs}", x.astype(float), y.astype(float)), 2e-6)
+
+
+@pytest.mark.parametrize("inner", [5003, 384 * 4])
+@pytest.mark.parametrize("xs", ["mk", "km"])
+@pytest.mark.parametrize("ys", ["kn", "nk"])
+@pytest.mark.parametrize("batch", [0, 3])
+def test_long_sums_are_sums_of_sums(inner: int, xs: str, ys: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "has_unpacked_products", lambda: True)
+    size, lead = {"m": 11, "n": 4, "k": inner, "b": batch}, "b" if batch else ""
+    x, y = (rng(seed).random([size[a] for a in lead + axes], np.float32) for seed, axes in enumerate((xs, ys)))
+    out = np.full([size[a] for a in lead + "nm"], np.nan, np.float32)
+    for step in contraction([], strided(out, lead + "nm"), strided(x, lead + xs), strided(y, lead + ys), ("k",)):
+        step()
+    close(out, np.einsum(f"{lead}{xs},{lead}{ys}->{lead}nm", x.astype(float), y.astype(float)), 5e-7)
 
 
 def test_slabs_are_small_and_leave_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -448,8 +448,28 @@ class Scope:
         if s.op == "+" and count <= BLAS_SUM and size >= 1024 and arg.dtype == part.dtype and len(axes) == 1:
             if steps := self.blas_sum(part, arg, dims[axes[0]]):
                 return [*steps, *then]
+        if s.op == "+" and count > 2 * SUM_LENGTHS[0] and part.dtype.kind == "f" and len(axes) == 1 and axes[0] != len(dims) - 1:
+            return [*self.sum_of_sums(arg, axes[0], dest, part.dtype), *then]
         step = self.invoke(REDUCERS[s.op].reduce, arg.aligned(dims), axes, part.dtype, out=dest)
         return [step, *then]
+
+    def sum_of_sums(self, x: Tensor, axis: int, out: Any, dtype: np.dtype) -> list[Step]:
+        """A long sum over an axis that is not the last, where NumPy adds one by one, not in pairs."""
+        dims = list(x.dims.values())
+        count, stride = dims[axis]
+        parts, left = divmod(count, n := max(SUM_LENGTHS[0], math.isqrt(count)))
+        cut = [*dims[:axis], (parts, n * stride), (n, stride), *dims[axis + 1 :]]
+        sums = np.empty([parts + (left > 0) if d == axis else m for d, (m, _) in enumerate(dims)], dtype)
+        ahead = (slice(None),) * axis
+        main = x.make(tuple(m for m, _ in cut), tuple(step for _, step in cut))
+        steps = [self.invoke(np.add.reduce, main, axis + 1, dtype, out=sums[(*ahead, slice(parts))])]
+        if left:
+
+            def rest(x: np.ndarray) -> None:
+                np.add.reduce(x[(*ahead, slice(parts * n, None))], axis, dtype, out=sums[(*ahead, parts)])
+
+            steps.append(self.invoke(rest, x.aligned(tuple(x.dims))))
+        return [*steps, self.invoke(np.add.reduce, sums, axis, dtype, out=out)]
 
     def blas_sum(self, out: Tensor, x: Tensor, axis: str) -> list[Step]:
         """Sums by products with ones: long ones in two stages, or they would round more than NumPy's.  [] if that does not pay."""

@@ -113,7 +113,7 @@ def is_matrix(rows: tuple[int, int], cols: tuple[int, int], item: int) -> bool:
 SMALL = 256  # multiply-adds of one matrix below which a batch of them is quicker without BLAS
 UNPACKED = 10**6  # multiply-adds up to which OpenBLAS does not pack
 SLABS = {True: (24, 16, 12, 8), False: (24, 12)}  # rows of a slab that its kernels like, if they are contiguous or not
-LONGEST = 384  # terms that it adds up one by one: where it packs it makes partial sums of about as many
+LONGEST = 384  # terms that it may add up one by one: where it packs it makes partial sums of about as many
 COPIED = (64, 384)  # rows of a result that pay for an aligned copy of the operand: a plain one, a transposing one
 
 
@@ -243,15 +243,41 @@ class _Contraction:
         A, B = self.matrix(self.operands[0], 0, a_rows, a_cols), self.matrix(self.operands[1], 1, b_rows, b_cols)
         if self.tiny:
             d = list(range(len(self.shape)))
-            m, n, k = len(d), len(d) + 1, len(d) + 2
+            x, y, z = len(d), len(d) + 1, len(d) + 2
             O = self.matrix(self.out, 2, *o)
-            return [invoke(self.regs, np.einsum, A, [*d, m, k], B, [*d, k, n], [*d, m, n], out=O)]
+            return [invoke(self.regs, np.einsum, A, [*d, x, z], B, [*d, z, y], [*d, x, y], out=O)]
+        m, n, k = a_rows[0], b_cols[0], self.sum[0]
+        if (
+            self.out.dtype == np.float32
+            and k > 2 * LONGEST
+            and min(m, n) > 1
+            and m * n * k <= UNPACKED
+            and has_unpacked_products()
+        ):
+            return self.by_parts(A, B)
         if is_matrix(*o, self.item):
             return [invoke(self.regs, np.matmul, A, B, out=self.matrix(self.out, 2, *o))]
-        (m, m_step), (n, n_step) = o
         temp = np.empty((*self.shape, m, n), self.out.dtype)
-        O = self.out.make((*self.shape, m, n), (*self.strides(2), m_step, n_step))
+        O = self.out.make((*self.shape, m, n), (*self.strides(2), o[0][1], o[1][1]))
         return [invoke(self.regs, np.matmul, A, B, out=temp), invoke(self.regs, np.copyto, O, temp)]
+
+    def by_parts(self, A: Any, B: Any) -> list[Step]:
+        """A long sum of a small product, which would be made term by term, as a sum of sums.  A, B: the whole matrices."""
+        (a_rows, a_cols), (b_cols, b_rows), (o_rows, o_cols) = self.of_operand(0), self.of_operand(1), self.of_out()
+        parts, left = divmod(self.sum[0], LONGEST)
+        (x, y), (i, j) = self.operands, (self.strides(0), self.strides(1))
+        X = x.make((*self.shape, parts, a_rows[0], LONGEST), (*i, LONGEST * a_cols[1], a_rows[1], a_cols[1]))
+        Y = y.make((*self.shape, parts, LONGEST, b_cols[0]), (*j, LONGEST * b_rows[1], b_rows[1], b_cols[1]))
+        O = self.out.make((*self.shape, o_rows[0], o_cols[0]), (*self.strides(2), o_rows[1], o_cols[1]))
+        sums = np.empty((*self.shape, parts + (left > 0), o_rows[0], o_cols[0]), self.out.dtype)
+        steps = [invoke(self.regs, np.matmul, X, Y, out=sums[..., :parts, :, :])]
+        if left:
+
+            def rest(A: np.ndarray, B: np.ndarray) -> None:
+                np.matmul(A[..., -left:], B[..., -left:, :], out=sums[..., parts, :, :])
+
+            steps.append(invoke(self.regs, rest, A, B))
+        return [*steps, invoke(self.regs, np.add.reduce, sums, -3, out=O)]
 
     # ---- slabs
     def vectors(self) -> int:
