@@ -460,7 +460,7 @@ class Scope:
         parts, left = divmod(count, n := max(SUM_LENGTHS[0], math.isqrt(count)))
         cut = [*dims[:axis], (parts, n * stride), (n, stride), *dims[axis + 1 :]]
         sums = np.empty([parts + (left > 0) if d == axis else m for d, (m, _) in enumerate(dims)], dtype)
-        ahead = (slice(None),) * axis
+        ahead: tuple[Any, ...] = (slice(None),) * axis
         main = x.make(tuple(m for m, _ in cut), tuple(step for _, step in cut))
         steps = [self.invoke(np.add.reduce, main, axis + 1, dtype, out=sums[(*ahead, slice(parts))])]
         if left:
