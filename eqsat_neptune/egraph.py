@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from .engine import EGraph, Limits, Phase, literal
 from .graph import Graph, Node
 from .program import Program
@@ -108,7 +110,8 @@ def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), fold_cons
 def _constant(t: Term, args: tuple[Term, ...]) -> Term | None:
     """A function of constants is a constant (egglog has no exp)."""
     if t.op in ("un", "bi") and all(a.op == "num" for a in args):
-        v = float(evaluate_scalar(make(t.op, t.attr, args), {}))
+        with np.errstate(all="ignore"):  # 1/0 stays as it is: below
+            v = float(evaluate_scalar(make(t.op, t.attr, args), {}))
         return num(v) if math.isfinite(v) and (v or math.copysign(1.0, v) > 0) else None
     return None
 
