@@ -457,7 +457,7 @@ class Scope:
         """A long sum over an axis that is not the last, where NumPy adds one by one, not in pairs."""
         dims = list(x.dims.values())
         count, stride = dims[axis]
-        parts, left = divmod(count, n := max(SUM_LENGTHS[0], math.isqrt(count)))
+        parts, left = divmod(count, n := SUM_LENGTHS[-1])
         cut = [*dims[:axis], (parts, n * stride), (n, stride), *dims[axis + 1 :]]
         sums = np.empty([parts + (left > 0) if d == axis else m for d, (m, _) in enumerate(dims)], dtype)
         ahead: tuple[Any, ...] = (slice(None),) * axis
@@ -469,7 +469,11 @@ class Scope:
                 np.add.reduce(x[(*ahead, slice(parts * n, None))], axis, dtype, out=sums[(*ahead, parts)])
 
             steps.append(self.invoke(rest, x.aligned(tuple(x.dims))))
-        return [*steps, self.invoke(np.add.reduce, sums, axis, dtype, out=out)]
+
+        def total(out: np.ndarray) -> None:
+            np.add.reduce(np.ascontiguousarray(np.moveaxis(sums, axis, -1)), -1, dtype, out=out)
+
+        return [*steps, self.invoke(total, out)]
 
     def blas_sum(self, out: Tensor, x: Tensor, axis: str) -> list[Step]:
         """Sums by products with ones: long ones in two stages, or they would round more than NumPy's.  [] if that does not pay."""
