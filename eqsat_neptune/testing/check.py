@@ -8,18 +8,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..egraph import SETTLE, Saturated, engine, load, saturate
-from ..engine import bindings
-from ..errors import EqsatError
+from ..egraph import Saturated, saturate
+from ..errors import EqsatError, RuleError
 from ..graph import Graph
 from ..program import Input, Output, Program
 from ..reference import Env
 from ..rules.rule import Rule
 from ..terms import Term, add, axis_index, bi, inp, iota, make, mul, num, postorder, red, un, where
 from ..verification import Verdict
+from .evidence import assess
 from .graphs import Values, blocks, check_graph, wrong, wrong_outputs
 from .instances import SHAPES, Maker, hints, instances, program
+from .merges import monoids
+from .running import run
 from .shrink import Case, Counterexample, shrink
+from .symbolic import prove_merge, proves
 from .values import KINDS, arrays
 
 NEVER = "no random instance met its conditions"
@@ -44,9 +47,10 @@ def check_rule(
     tries: int = 12,
     kinds: Sequence[str] = tuple(KINDS),
     smallest: bool = True,
+    exact: bool = True,
 ) -> Verdict:
     """Is a rule sound?  Truthy if it is; else `.counterexample` says where it is not, as small as shrinking gets it
-    (`smallest=False`: as found).
+    (`smallest=False`: as found).  `.evidence` says how it is known: see evidence.py (`exact=False`: in float64 only).
 
     At least `rounds` rounds of `count` instances with other extents each, more (up to `tries`) until it has applied `least`
     times; every kind of values on each.  False too if it never applied."""
@@ -60,7 +64,13 @@ def check_rule(
         return Verdict(False, "", Counterexample.of(case, f"{rule.name}: a class has a node of another value"))
     if not s.applied:
         return Verdict(False, "", f"{rule.name}: {NEVER}")
-    return Verdict(True, f"{rule.name}: applied {s.applied} times on {s.instances} instances")
+    sampled = f"{rule.name}: applied {s.applied} times on {s.instances} instances"
+    if not exact:
+        return Verdict(True, sampled)
+    known = assess(rule, seed)
+    if known.counterexample:
+        return Verdict(False, "", known.counterexample)
+    return Verdict(True, f"{sampled}; {known}" if str(known) else sampled)
 
 
 def sample(
@@ -82,30 +92,14 @@ def sample(
         p = program(rule.name, terms, maker.inputs.values(), maker.extents)
         try:
             graph, n = run(rule, p)
-        except bindings().EggSmolError as e:
-            return Sampled(applied, count * done, None, f"the engine cannot run it: {str(e).strip().splitlines()[-1]}")
+        except RuleError as e:
+            return Sampled(applied, count * done, None, str(e))
         done, applied = done + 1, applied + n
         for kind in kinds:
             case = _disagreement(graph, Case(p, arrays(p, kind, rng), shapes.block))
             if case is not None:
                 return Sampled(applied, count * done, case)
     return Sampled(applied, count * done)
-
-
-def run(rule: Rule, program: Program) -> tuple[Graph, int]:
-    """The e-graph after a few steps of one rule; how often it matched."""
-    split = ("k",) if rule.phase == "split" else ()
-    matches = 0
-    with engine(()) as eg:
-        for text in rule.egglog.split("\n"):
-            eg.run(text)
-        load(eg, program, split, fold_constants=False)
-        eg.everywhere('(set (has "any" t) ())')
-        for _ in range(3):
-            report = eg.run(f"(run-schedule (seq {SETTLE} (run {rule.phase})))")[0].report
-            matches += sum(n for name, n in report.num_matches_per_rule.items() if name == rule.name)
-        eg.run(f"(run-schedule {SETTLE})")
-        return eg.freeze(len(program.outputs)), matches
 
 
 class Rerun:
@@ -125,7 +119,7 @@ class Rerun:
             self.budget -= 1
             try:
                 self.graphs[key] = run(self.rule, p)[0]
-            except bindings().EggSmolError:
+            except RuleError:
                 self.graphs[key] = None
         graph = self.graphs[key]
         try:
@@ -170,16 +164,23 @@ def _check_driver(rule: Rule) -> Verdict:
         red("+", "k", mul(spread, spread)),
         red("min", "k", where(bi("eq", x, red("max", "k", x)), iota("k"), math.inf)),
     ]
-    count = 0
+    count, merges, proofs = 0, set(), proves()
     for t in terms:
         inputs = tuple(Input(n, (3, 7), "float64") for n in "xy")
         p = Program(rule.name, inputs, (Output(t, (("a",),), (3,), "float64"),), extents)
         saturated: Saturated = saturate(p, splittable=("k",))
         count += sum(n.why == rule.name for _, n in saturated.graph.items())
+        for h in monoids(saturated.graph) if proofs else ():
+            proof = prove_merge(h)
+            if not proof:
+                return Verdict(False, "", f"{rule.name}: the merge {h} is not proved: {proof.reason}")
+            merges.add(h)
         for seed in range(3):
             verdict = check_graph(saturated, p, seed)
             if not verdict.ok:
                 return replace(verdict, counterexample=f"{rule.name}: {verdict.counterexample}")
     if not count:
         return Verdict(False, "", f"{rule.name}: it made no node")
-    return Verdict(True, f"{rule.name}: made {count} nodes in {len(terms)} programs")
+    return Verdict(
+        True, f"{rule.name}: made {count} nodes in {len(terms)} programs" + (f", {len(merges)} merges proved" if merges else "")
+    )

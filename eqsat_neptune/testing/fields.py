@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import bindings
+from ..errors import RuleError
 from ..graph import Graph
 from ..program import Program
 from ..reference import Env, Value, apply
 from ..rules.rule import Rule
 from ..terms import Term, gather, make, num, postorder
-from .check import run
 from .graphs import blocks
 from .instances import SHAPES, Maker, hints, instances, program
+from .running import run
 from .shrink import Case, Counterexample
 from .values import arrays
 
@@ -423,7 +423,7 @@ def _test(rule: Rule, seed: int, count: int, points: int, rational: bool) -> Tes
         p = program(rule.name, instances(rule, maker, count), maker.inputs.values(), maker.extents)
         try:
             graph, _ = run(rule, p)
-        except bindings().EggSmolError:
+        except RuleError:
             continue
         pairs = list(_pairs(graph, p))
         for point in range(points):

@@ -248,7 +248,7 @@ class Maker:
     def star(self, s: Sexpr, least: int) -> list[Term]:
         assert isinstance(s, str)
         if s not in self.stars:
-            self.stars[s] = [self.leaf(s) for _ in range(max(least, int(self.rng.integers(0, 3))))]
+            self.stars[s] = [self.leaf(s) for _ in range(max(least, self.pick([0, 1, 2, 2, 3])))]
         return self.stars[s]
 
 

@@ -12,6 +12,7 @@ Real values only: what masks, infinities and NaN do is sampled (check.py).  symp
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,6 +53,11 @@ def algebra() -> Any:
     except ImportError:
         raise EqsatError("proofs need sympy", "pip install sympy") from None
     return sympy
+
+
+def proves() -> bool:
+    """Is sympy there?"""
+    return importlib.util.find_spec("sympy") is not None
 
 
 def rational(v: float) -> Expr:
@@ -689,6 +695,10 @@ def prove_merge(merge: Derived | Monoid) -> Proof:
             if not _means_merge():
                 return Proof(False, reason="means do not merge")
             steps.append("means")
+        if isinstance(merge, Monoid) and any(isinstance(p, tuple) and p[0] == "at" for p in merge.pivots):
+            if not _payloads_merge():
+                return Proof(False, reason="payloads do not merge")
+            steps.append("payloads")
     except Unproved as e:
         return Proof(False, reason=str(e))
     return Proof(True, tuple(steps))
@@ -725,3 +735,20 @@ def _means_merge() -> bool:
     whole = scalar(merged(r, n, s, m), (n * r + m * s) / (n + m))
     left = merged(merged(r, n, s, m), n + m, t, o)
     return whole and scalar(left, merged(r, n, merged(s, m, t, o), m + o))
+
+
+@cache
+def _payloads_merge() -> bool:
+    """Payloads of the sides whose pivot is the merged one: for every order of three pivots, any bracketing gives those of the
+    elements that attain it.  Payloads are sets here, which stand for any ⊕ that is associative, commutative and idempotent."""
+
+    def merged(a: tuple[int, frozenset[int]], b: tuple[int, frozenset[int]]) -> tuple[int, frozenset[int]]:
+        top = max(a[0], b[0])
+        return top, frozenset().union(*(s for r, s in (a, b) if r == top))
+
+    for ranks in itertools.product(range(3), repeat=3):
+        a, b, c = ((r, frozenset([i])) for i, r in enumerate(ranks))
+        whole = (max(ranks), frozenset(i for i, r in enumerate(ranks) if r == max(ranks)))
+        if not merged(merged(a, b), c) == merged(a, merged(b, c)) == whole or merged(a, b) != merged(b, a):
+            return False
+    return True

@@ -1,0 +1,38 @@
+"""One rule, run alone on the outputs of a program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..egraph import engine, load
+from ..engine import bindings
+from ..errors import RuleError
+from ..graph import Graph
+from ..program import Program
+from ..rules.rule import Rule
+
+# as egraph.SETTLE, but it ends: a false rule may put a term below itself, and then bounds grow for ever
+SETTLE = "(repeat 10 (seq (repeat 20 (seq (run ix) (run an))) (run norm)))"
+
+
+def run(rule: Rule, program: Program) -> tuple[Graph, int]:
+    """The e-graph after a few steps of one rule; how often it matched.  RuleError if the engine cannot run it."""
+    split = ("k",) if rule.phase == "split" else ()
+    matches = 0
+    if rule.phase == "norm":  # step by step: to fixpoint, one that grows would not come back
+        rule = replace(rule, phase="sums")
+    try:
+        with engine(()) as eg:
+            for text in rule.egglog.split("\n"):
+                eg.run(text)
+            load(eg, program, split, fold_constants=False)
+            eg.everywhere('(set (has "any" t) ())')
+            for _ in range(3):
+                report = eg.run(f"(run-schedule (seq {SETTLE} (run {rule.phase})))")[0].report
+                matches += sum(n for name, n in report.num_matches_per_rule.items() if name == rule.name)
+            eg.run(f"(run-schedule {SETTLE})")
+            return eg.freeze(len(program.outputs)), matches
+    except bindings().EggSmolError as e:
+        raise RuleError(f"the engine cannot run it: {str(e).strip().splitlines()[-1]}") from None
+    except KeyError:
+        raise RuleError("it leaves a class without a node") from None
