@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest_plugins = ["eqsat_neptune.testing.pytest_plugin"]  # tests over rules
+
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

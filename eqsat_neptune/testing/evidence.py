@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from ..errors import EqsatError
+from ..rules.declared import BREAK
 from ..rules.rule import Rule
 from .fields import Tested, field_test, rational_test
-from .merges import SKELETONS, prove_skeleton
-from .symbolic import Proof, prove_rule
+from .merges import SKELETONS, programs, prove_skeleton
+from .symbolic import Proof, lemmas, prove_merge, prove_rule
 
 KINDS = {
     "proved": "for all real values and, where something is reduced, for every length",
@@ -57,10 +59,11 @@ def bound(p: float) -> str:
     return f"a false law passes with probability < 1e{math.floor(math.log10(p)) + 1}" if p else "of constants"
 
 
+@cache
 def assess(rule: Rule, seed: int = 0) -> Evidence:
     """Prove a rule, and test it in exact fields, or in rationals where those do not apply.  Without sympy nothing is proved."""
     try:
-        proof = _driver() if rule.phase == "driver" else prove_rule(rule)
+        proof = _driver(rule) if rule.phase == "driver" else prove_rule(rule)
     except EqsatError as e:
         proof = Proof(False, reason=str(e))
     nothing = Tested(0, reason="made by code")
@@ -71,8 +74,17 @@ def assess(rule: Rule, seed: int = 0) -> Evidence:
     return Evidence(rule.name, proof, field, rational)
 
 
-def _driver() -> Proof:
-    """What code makes rests on the merges: those of all skeletons."""
-    proofs = {name: prove_skeleton(name) for name in SKELETONS}
-    bad = next((f"{n}: {p.reason}" for n, p in proofs.items() if not p), "")
-    return Proof(not bad, tuple(dict.fromkeys(s for p in proofs.values() for s in p.steps)), bad)
+def _driver(rule: Rule) -> Proof:
+    """What code makes: the merges of the folds that it made, and for the rule that derives merges those of all skeletons.  Where
+    it says that a part of a fold is an ordinary reduction, that is the splitting of reductions."""
+    proofs: list[Proof] = []
+    for _, saturated in programs():
+        made = [n for _, n in saturated.graph.items() if n.why == rule.name]
+        proofs += [prove_merge(h) for h in dict.fromkeys(n.attr[0] for n in made if n.op == "fold")]
+        if any(n.op == "red" for n in made):
+            proofs.append(Proof(lemmas()["reductions split"], ("reductions split",)))
+    if rule.name == BREAK.name:
+        proofs += [prove_skeleton(name) for name in SKELETONS]
+    steps = list(dict.fromkeys(s for p in proofs for s in p.steps))
+    bad = next((p.reason for p in proofs if not p), "" if proofs else "it made nothing")
+    return Proof(not bad, tuple(steps), bad)

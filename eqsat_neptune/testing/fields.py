@@ -256,7 +256,12 @@ class Rationals(Exact):
         if f == "not":
             return Fraction(not x)
         if isinstance(x, Fraction) and f in ("floor", "ceil", "trunc", "round", "sign"):
-            steps: dict[str, Callable[[Fraction], int]] = {"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round}
+            steps: dict[str, Callable[[Fraction], int]] = {
+                "floor": math.floor,
+                "ceil": math.ceil,
+                "trunc": math.trunc,
+                "round": round,
+            }
             return Fraction((x > 0) - (x < 0)) if f == "sign" else Fraction(steps[f](x))
         raise Outside(f"{f} is not rational")
 
@@ -327,7 +332,11 @@ def _exponent(t: Term, size: Callable[[str], int]) -> tuple[int, int]:
             case "num" | "iota":
                 memo[x] = Fraction(0), Fraction(0), 1
             case "add":
-                memo[x] = sum(a for a, _, _ in d) + Fraction(0), sum(b for _, b, _ in d) + Fraction(0), math.lcm(*(c for *_, c in d))
+                memo[x] = (
+                    sum(a for a, _, _ in d) + Fraction(0),
+                    sum(b for _, b, _ in d) + Fraction(0),
+                    math.lcm(*(c for *_, c in d)),
+                )
             case "mul":
                 numbers = [Fraction(a.attr) for a in x.args if a.op == "num" and math.isfinite(a.attr)]
                 rest = [v for a, v in zip(x.args, d) if a.op != "num"]
@@ -405,19 +414,20 @@ class Tested:
     counterexample: str | None = None
 
 
-def field_test(rule: Rule, seed: int = 0, count: int = 8, points: int = 2) -> Tested:
+def field_test(rule: Rule, seed: int = 0, count: int = 4, points: int = 2) -> Tested:
     """The rule over Z_p × Z_q: every class of its e-graph has one value, at random points."""
     return _test(rule, seed, count, points, rational=False)
 
 
-def rational_test(rule: Rule, seed: int = 0, count: int = 16, points: int = 2) -> Tested:
+def rational_test(rule: Rule, seed: int = 0, count: int = 8, points: int = 2) -> Tested:
     """The rule in exact rationals, on instances with masks and infinities."""
     return _test(rule, seed, count, points, rational=True)
 
 
 def _test(rule: Rule, seed: int, count: int, points: int, rational: bool) -> Tested:
-    compared, worst, reason = 0, 0.0, ""
-    for n, shapes in enumerate(SHAPES[:4]):
+    reason = ""
+    passed: dict[tuple[Term, Term], float] = {}  # equation → probability that it passed at all its points though false
+    for n, shapes in enumerate(SHAPES[:3]):
         rng = np.random.default_rng((seed, n, int(rational)))
         maker = (_Short if rational else _Algebraic)(rng, shapes.axes, hints(rule))
         p = program(rule.name, instances(rule, maker, count), maker.inputs.values(), maker.extents)
@@ -447,12 +457,11 @@ def _test(rule: Rule, seed: int, count: int, points: int, rational: bool) -> Tes
                     continue
                 if not agree:
                     case = Case(p, floats, shapes.block, "in exact rationals" if rational else "over Z_p × Z_q", left, right)
-                    return Tested(compared, counterexample=Counterexample.of(case, f"{rule.name}: two sides differ exactly"))
-                compared += point == 0
-                worst = max(worst, d[0] / Q)
-    if not compared:
+                    return Tested(len(passed), counterexample=Counterexample.of(case, f"{rule.name}: two sides differ exactly"))
+                passed[left, right] = passed.get((left, right), 1.0) * (d[0] + d[1]) / Q
+    if not passed:
         return Tested(0, reason=f"outside the fragment: {reason}" if reason else "it did not apply")
-    return Tested(compared, bound=worst**points)
+    return Tested(len(passed), bound=max(passed.values()) if not rational else 0.0)
 
 
 def _pairs(g: Graph, p: Program) -> Iterator[tuple[Term, Term]]:

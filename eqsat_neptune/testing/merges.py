@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
+from ..egraph import Saturated, saturate
 from ..graph import Graph
+from ..program import Input, Output, Program
 from ..rules import repair
-from ..terms import Monoid, Term, add, div, mul, sub, un, var
+from ..terms import Monoid, Term, add, axis_index, bi, div, inp, iota, mul, num, red, sub, un, var, where
 from .symbolic import Proof, prove_merge
 
 _C = [var(f"c{i}") for i in range(4)]
@@ -50,3 +55,21 @@ def prove_skeleton(name: str) -> Proof:
 def monoids(g: Graph) -> list[Monoid]:
     """The merges of a graph's folds, each once."""
     return list(dict.fromkeys(n.attr[0] for _, n in g.items() if n.op == "fold"))
+
+
+@cache
+def programs() -> tuple[tuple[Program, Saturated], ...]:
+    """Small programs that need folds, each with its graph: what the rules that are made by code are tested on."""
+    extents = {"a": 3, "k": 7}
+    x, y = (inp(n, (axis_index("a"), axis_index("k"))) for n in "xy")
+    masked = where(bi("lt", y, 0.3), x, num(-math.inf))
+    spread = add(x, mul(-1 / 7, red("+", "k", x)))
+    terms = [
+        red("+", "k", mul(_exp(add(x, mul(-1.0, red("max", "k", x)))), y)),
+        un("log", red("+", "k", _exp(add(masked, mul(-1.0, red("max", "k", masked)))))),
+        red("+", "k", mul(spread, spread)),
+        red("min", "k", where(bi("eq", x, red("max", "k", x)), iota("k"), math.inf)),
+    ]
+    inputs = tuple(Input(n, (3, 7), "float64") for n in "xy")
+    made = [Program("folds", inputs, (Output(t, (("a",),), (3,), "float64"),), extents) for t in terms]
+    return tuple((p, saturate(p, splittable=("k",))) for p in made)

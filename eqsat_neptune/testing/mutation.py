@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import RuleError
 from ..rules.repair import Derived
 from ..rules.rule import Rule, Sexpr, is_number, is_star, parse, unparse
-from ..terms import Term, UNARY, mul, num
+from ..terms import UNARY, Term, mul, num
 from .check import sample
 from .symbolic import prove_merge, prove_rule
 

@@ -26,6 +26,7 @@ class Case:
     text: str = ""
     left: Term | None = None
     right: Term | None = None
+    culprit: int = -1  # index of an output in which it does
 
 
 Fails = Callable[[Case], Case | None]  # the case with what disagrees in it, or None
@@ -145,6 +146,14 @@ def _with(case: Case, terms: list[Term]) -> Case:
 def _fewer(case: Case, fails: Fails) -> Case:
     """As few of the instances as still fail, by halves and then one by one."""
     terms = [o.term for o in case.program.outputs]
+    if 0 <= case.culprit < len(terms):  # most often one instance is enough, or one with the reductions that conditions ask for
+        culprit = terms[case.culprit]
+        reductions = [t for t in terms if t.op == "red" and t.args[0].op == "input" and t is not culprit]
+        for rest in ([culprit], [*reductions, culprit]):
+            found = fails(_with(case, rest))
+            if found is not None:
+                case, terms = found, rest
+                break
     size = len(terms) // 2
     while size:
         i = 0

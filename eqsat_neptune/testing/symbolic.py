@@ -537,7 +537,9 @@ class _Reader:
         if free != 1 and (free.is_positive or free.is_negative):
             sign = "positive" if free.is_positive else "negative"
             self.used.add(f"{sign} factors leave {op}")
-            return sp.expand(free * self.extreme(op if free.is_positive else other, k, sp.Mul(*(f for f in factors if k in self.along(f)))))
+            return sp.expand(
+                free * self.extreme(op if free.is_positive else other, k, sp.Mul(*(f for f in factors if k in self.along(f))))
+            )
         if e.is_Pow and e.exp == -1 and (e.base.is_positive or e.base.is_negative):
             self.used.add("monotone functions leave")
             return 1 / self.extreme(other, k, e.base)
@@ -563,7 +565,13 @@ def _axes(p: Sexpr) -> set[str]:
     """Names of axes in a pattern."""
     if not isinstance(p, list) or not p:
         return set()
-    out = {p[1]} if p[0] in ("sum", "max", "min", "prod", "gather") and isinstance(p[1], str) else {p[2]} if p[0] == "red" else set()
+    out = (
+        {p[1]}
+        if p[0] in ("sum", "max", "min", "prod", "gather") and isinstance(p[1], str)
+        else {p[2]}
+        if p[0] == "red"
+        else set()
+    )
     return out.union(*map(_axes, p[1:]))  # type: ignore[arg-type]
 
 
@@ -589,7 +597,15 @@ def _under_log(p: Sexpr, x: str) -> bool:
 def unary(f: str, x: Expr) -> Expr:
     sp = algebra()
     direct = {"exp": sp.exp, "log": sp.log, "sqrt": sp.sqrt, "abs": sp.Abs, "sin": sp.sin, "cos": sp.cos, "tanh": sp.tanh}
-    direct |= {"sinh": sp.sinh, "cosh": sp.cosh, "tan": sp.tan, "atan": sp.atan, "sign": sp.sign, "erf": sp.erf, "floor": sp.floor}
+    direct |= {
+        "sinh": sp.sinh,
+        "cosh": sp.cosh,
+        "tan": sp.tan,
+        "atan": sp.atan,
+        "sign": sp.sign,
+        "erf": sp.erf,
+        "floor": sp.floor,
+    }
     if f in direct:
         return direct[f](x)
     match f:
