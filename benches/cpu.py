@@ -1,4 +1,4 @@
-"""Fused attention on the CPU against unfused NumPy and PyTorch's SDPA, interleaved in one run.
+"""Fused attention on the CPU against unfused NumPy and PyTorch's SDPA, taking turns with each in one run.
 
     env -u OPENBLAS_CORETYPE python benches/cpu.py [--json FILE]
 
@@ -13,6 +13,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +21,21 @@ import numpy as np
 import eqsat_neptune as en
 from eqsat_neptune.programs import attention
 
-# Seconds before each call: threads that spin while they wait for more work, as OpenMP's do, have gone to sleep by then.
-PAUSE = 0.02
+PAUSE = 0.03  # seconds before each call: OpenMP's threads, which spin while they wait for more work, sleep by then
 
 
-def interleaved(calls: dict, rounds: int) -> dict[str, float]:
-    """Median seconds of each call.  They take turns, each round in another order, so that they share whatever else the machine does
-    and none always follows the same one."""
-    times: dict[str, list[float]] = {n: [] for n in calls}
-    for f in calls.values():
-        f()
-    names = list(calls)
-    for r in range(rounds):
-        for n in names[r % len(names) :] + names[: r % len(names)]:
+def interleaved(ours: Callable[[], object], peer: Callable[[], object], rounds: int) -> tuple[float, float]:
+    """Median seconds of each of two calls that take turns, so that they share whatever else the machine does.  (Two only: NumPy's
+    BLAS threads spin for longer than a pause, and would take a processor from a third.)"""
+    times: tuple[list[float], list[float]] = [], []
+    for r in range(rounds + 1):
+        for f, t in ((ours, times[0]), (peer, times[1])):
             time.sleep(PAUSE)
             start = time.perf_counter()
-            calls[n]()
-            times[n].append(time.perf_counter() - start)
-    return {n: statistics.median(t) for n, t in times.items()}
+            f()
+            if r:
+                t.append(time.perf_counter() - start)
+    return statistics.median(times[0]), statistics.median(times[1])
 
 
 def measure(heads: int, n: int, d: int, rounds: int) -> dict:
@@ -46,32 +44,36 @@ def measure(heads: int, n: int, d: int, rounds: int) -> dict:
     kernel = en.optimize(program, "cpu")
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(spec.shape).astype(np.float32) for _ in range(3))
-    calls = {"ours": lambda: kernel(q, k, v), "numpy": lambda: attention(q, k, v)}
+    peers: dict[str, Callable[[], object]] = {"numpy": lambda: attention(q, k, v)}
     try:
         import torch
         import torch.nn.functional as F
 
         torch.set_num_threads(os.cpu_count() or 1)
         a, b, c = map(torch.from_numpy, (q, k, v))
-        calls["torch"] = lambda: F.scaled_dot_product_attention(a, b, c)
+        peers["torch"] = lambda: F.scaled_dot_product_attention(a, b, c)
     except ImportError:
         print("torch is not installed: no comparison with its SDPA")
-    t = interleaved(calls, rounds)
+    seconds = {}
+    for name, peer in peers.items():
+        mine, theirs = interleaved(lambda: kernel(q, k, v), peer, rounds)
+        seconds[name] = {"ours": mine, name: theirs}
+        time.sleep(0.5)
     rows = slice(0, min(n, 64))
     s = q[0, 0, rows].astype(np.float64) @ k[0, 0].T.astype(np.float64) / d**0.5
     p = np.exp(s - s.max(-1, keepdims=True))
     want = (p / p.sum(-1, keepdims=True)) @ v[0, 0]
     error = float(np.abs(kernel(q, k, v)[0, 0, rows] - want).max() / np.abs(want).max())
-    ratios = {f"{x}/ours": t[x] / t["ours"] for x in t if x != "ours"}
+    ratios = {f"{x}/ours": t[x] / t["ours"] for x, t in seconds.items()}
     print(
         f"heads {heads} n {n} d {d}: "
-        + ", ".join(f"{x} {1e3 * s:.1f} ms" for x, s in t.items())
+        + ", ".join(f"{x} {1e3 * t[x]:.1f} ms beside ours {1e3 * t['ours']:.1f} ms" for x, t in seconds.items())
         + "; "
         + ", ".join(f"{x} {r:.2f}" for x, r in ratios.items())
         + f"; error {error:.1e}",
         flush=True,
     )
-    return dict(heads=heads, n=n, d=d, seconds=t, ratios=ratios, error=error, predicted=kernel.cost.seconds)
+    return dict(heads=heads, n=n, d=d, seconds=seconds, ratios=ratios, error=error, predicted=kernel.cost.seconds)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Bounds on the magnitude of a tile's values that hold for all tiles, found from the arguments when they are known.
+"""Bounds on the magnitude of a tile's values, estimated from the arguments when they are known.
 
-A contraction is bounded by the norms of its operands (Cauchy, Schwarz and Buniakowsky): that takes one pass over each of
-them, where looking at the result would take one over all of it.
+A contraction is bounded by the norms of its operands (Cauchy, Schwarz and Buniakowsky), so that some of their vectors tell
+what to expect of all of its elements.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from ..tile import Const, Contract, Iota, Load, Map, Stmt, TileProgram, Value
 
-CHUNK = 1 << 17  # elements of a piece
+SAMPLE = 512  # vectors that are looked at, at least
 
 
 @dataclass(frozen=True)
 class Norm:
-    """The largest Euclidean norm of a buffer's vectors along `dims`."""
+    """The largest Euclidean norm among a sample of a buffer's vectors along `dims`."""
 
     buffer: str
     dims: tuple[int, ...]
@@ -36,24 +36,22 @@ class Bound:
 
 
 def norm(x: np.ndarray, dims: tuple[int, ...], dtype: np.dtype) -> float:
-    """The largest norm of vectors along `dims`, computed in dtype (NaN if there is one)."""
+    """The largest norm of some vectors along `dims`, evenly spread, computed in dtype (NaN if there is one)."""
+    if x.size == 0:
+        return 0.0
     rest = tuple(d for d in range(x.ndim) if d not in dims)
-    todo, top = [x.transpose(*rest, *dims)] if x.size else [], 0.0
-    while todo:
-        part = todo.pop()
-        axis = next((d for d in range(len(rest)) if part.shape[d] > 1), None)
-        if part.size > CHUNK and axis is not None and part.dtype != dtype:  # piece by piece: a copy takes memory
-            todo += np.array_split(part, min(part.shape[axis], -(-part.size // CHUNK)), axis)
-            continue
-        part = part.astype(dtype, copy=False)
-        axes = list(range(part.ndim))
-        squares = np.vecdot(part, part) if len(dims) == 1 else np.einsum(part, axes, part, axes, axes[: len(rest)])
-        top = float(np.maximum(top, np.max(squares)))
-    return math.sqrt(top)
+    x = x.transpose(*rest, *dims)
+    for d in sorted(range(len(rest)), key=lambda d: -x.shape[d]):
+        step = max(1, math.prod(x.shape[: len(rest)]) // SAMPLE)
+        x = x[(slice(None),) * d + (slice(None, None, min(step, x.shape[d])),)]
+    x = x.astype(dtype, copy=False)
+    axes = list(range(x.ndim))
+    squares = np.vecdot(x, x) if len(dims) == 1 else np.einsum(x, axes, x, axes, axes[: len(rest)])
+    return math.sqrt(np.max(squares))
 
 
 class Bounds:
-    """Bounds on the values of a tile program.  An element masked by −inf does not count as long as −inf stays −inf."""
+    """Bounds on the values of a tile program, if the samples show the largest norms.  An element masked by −inf does not count as long as −inf stays −inf."""
 
     def __init__(self, p: TileProgram, made: Mapping[int, Stmt], zero: Callable[[Value], bool]):
         """made: value → its statement; zero: does the value count as 0?"""

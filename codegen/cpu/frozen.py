@@ -1,9 +1,10 @@
 """Pivots frozen at 0: a tile program without its running maxima, for arguments that do not need them.
 
 A fold's pivot is free: any number gives the same result, and the maximum is merely one that never overflows.  Where the norms of
-the arguments bound every exponent, 0 is as good, and saves the pass that finds the maximum, the one that subtracts it, and
-the rescaling of state.  What remains to be checked afterwards is written to guard buffers, one number a row: no sum overflowed,
-and weights were not so small that products with them lost bits.  Blocks with rows that fail are computed again as written.
+the arguments suggest that no exponent is large, 0 is tried: that saves the pass that finds the maximum, the one that subtracts
+it, and the rescaling of state.  Whether it served is seen afterwards in guard buffers, one number a row: no sum overflowed, and
+the weights' own sum is of a size at which neither they nor its inverse lost bits.  Blocks with rows that fail are computed again
+as written.
 
 With exponents bounded, masks act on weights (0) rather than exponents (−inf), and exp(c·x) is 2^(c'·x) where that is quicker.
 """
@@ -26,24 +27,30 @@ from .functions import FAST_EXP2
 from .invariance import Form, Forms, Unknown
 from .rewrite import Fresh, loose_limits, rename
 
-MOST = 40.0  # exponents up to which a weight, its inverse and their sums are far from overflow
-LEAST = 2.0**-10  # sum of weights below which products with them may lose bits near the end of float32's range
+MOST = 40.0  # exponents that are expected to do no harm
+LEAST, LARGEST = 2.0**-10, 2.0**80  # sums of weights such that products with them, or their inverse, keep float32's bits
 WORTH = 4.0  # weights for each element of the operands whose norms must be found
 SMALL = 1 << 17  # weights below which it is not worth the calls
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A buffer along `axes` with a number for each row: it must be finite, and at least `least`."""
+    """A buffer along `axes` with a number for each row, which must be finite and in a range."""
 
     buffer: str
     axes: tuple[str, ...]
-    least: float
+    least: float = -math.inf
+    largest: float = math.inf
+
+    def good(self, x: np.ndarray) -> bool:
+        """Are all of them?  (NaN compares as false.)"""
+        low, high = x.min(initial=math.inf), x.max(initial=-math.inf)
+        return bool(low >= self.least and high <= self.largest and low > -math.inf and high < math.inf) or x.size == 0
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """program: also writes the guards.  bounds: on exponents, to be found from the arguments."""
+    """program: also writes the guards.  bounds: on exponents, to be estimated from the arguments."""
 
     program: TileProgram
     bounds: tuple[Bound, ...]
@@ -62,15 +69,17 @@ class Frozen:
 
     def failed(self, arrays: dict[str, np.ndarray], block: Callable[[int], dict[str, slice]], blocks: int) -> list[int]:
         """Blocks with rows that must be computed again.  block: its part of each axis."""
-        bad = {g: ~(np.isfinite(x := arrays[g.buffer]) & (x >= g.least)) for g in self.guards}
-        if not any(x.any() for x in bad.values()):
+        doubtful = [g for g in self.guards if not g.good(arrays[g.buffer])]
+        if not doubtful:
             return []
         parts = map(block, range(blocks))
-        return [n for n, at in enumerate(parts) if any(x[tuple(at[a] for a in g.axes)].any() for g, x in bad.items())]
+        return [
+            n for n, at in enumerate(parts) if not all(g.good(arrays[g.buffer][tuple(at[a] for a in g.axes)]) for g in doubtful)
+        ]
 
 
 def freeze(p: TileProgram) -> Frozen | None:
-    """The program with pivots frozen, if that leaves its results as they are, pays, and can be bounded."""
+    """The program with pivots frozen, if that leaves its results as they are, pays, and can be foreseen to succeed."""
     tops = [s.out.id for s in walk(p.body) if isinstance(s, Reduce) and s.op in ("max", "min")]
     if not tops or loose_limits(p):
         return None
@@ -269,7 +278,7 @@ class _Freeze:
             x = total.out
             self.whole |= set(inner)
         name = f"guard{len(self.guards)}"
-        self.guards.append(Guard(name, x.axes, LEAST if weights else -math.inf))
+        self.guards.append(Guard(name, x.axes, LEAST, LARGEST) if weights else Guard(name, x.axes))
         self.writes.append(Buffer(name, tuple(self.p.axes[a].extent for a in x.axes), self.p.compute_dtype, "temp", x.axes))
         yield Store(name, tuple(map(axis_index, x.axes)), x)
 
