@@ -454,6 +454,21 @@ def test_chains_of_products() -> None:
 
 
 @needs_compiler
+def test_a_product_without_rows_beside_one_with_rows() -> None:
+    """Σ x·w and Σ b·w over one axis, added: the second is the same for every row."""
+    x, w, b = make("bfloat16", (40, 64), 0), make("bfloat16", (64, 96), 1), make("bfloat16", (64,), 2)
+    X, W, B = inp("X", (A("m"), A("k"))), inp("W", (A("k"), A("n"))), inp("B", (A("k"),))
+    y = add(T.red("+", "k", mul(un("tanh", X), W)), T.red("+", "k", mul(B, W)))
+    want = np.tanh(f64(x)) @ f64(w) + f64(b) @ f64(w)
+    jobs = {}
+    for name, tile, choices in (("one", (16, 32), {}), ("warps", (32, 96), {"warps": 4})):
+        axes = {"m": Axis(40, tile[0], "grid"), "n": Axis(96, tile[1], "grid"), "k": Axis(64, 32, "loop")}
+        job = jobs[name] = simple_job({"Y": (y, ("m", "n"))}, axes, {"X": x, "W": w, "B": b}, {"Y": want}, choices=choices)
+        assert plan(job.programs[0], cuda_arch("sm_90a"), precision_of(job.buffers, "float32")).kind == "fragment"
+    check_all(jobs, seeds=(0, 3))
+
+
+@needs_compiler
 @pytest.mark.parametrize("keys", [40, 48])
 def test_warps_that_share_a_tile_copy_what_is_aligned(keys: int) -> None:
     """Rows of a tile that start at multiples of 16 bytes for the whole tile need not for the half of it that a warp takes."""

@@ -28,18 +28,28 @@ from .layout import Unsupported
 from .placement import Placement
 from .schedule import ContractPlan, Precision, Schedule, TilePlan, staged_shape, tile_bytes
 from .simplify import fold_exponentials
+from .warps import UNIT
 
 
 def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
     if not precision.accurate and precision.compute == "float32":
         p = fold_exponentials(p)
-    try:
-        return Planner(p, arch, precision).run()
-    except Unsupported:
-        hints = {"warps", "stages"} & set(p.choices)
-        if not hints:
-            raise
-        return Planner(replace(p, choices={n: c for n, c in p.choices.items() if n not in hints}), arch, precision).run()
+    attempts = [p]
+    if {"warps", "stages"} & set(p.choices):
+        attempts.append(replace(p, choices={n: c for n, c in p.choices.items() if n not in ("warps", "stages")}))
+    why: Unsupported | None = None
+    for ends in (False, True):
+        for x in attempts:
+            planner = Planner(x, arch, precision)
+            planner.unit_ends = ends
+            try:
+                return planner.run()
+            except Unsupported as e:
+                why = why or e
+        if UNIT not in planner.forced:
+            break
+    assert why is not None
+    raise why
 
 
 class Planner(Placement):

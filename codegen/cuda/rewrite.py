@@ -42,9 +42,11 @@ def rebuild(body: tuple[Stmt, ...], f) -> tuple[Stmt, ...]:  # type: ignore[no-u
     return tuple(out)
 
 
-def with_axis(p: TileProgram, start: set[int], axis: str) -> TileProgram:
-    """The program with an axis of extent 1 added to some values and to all that depend on them."""
+def with_axis(p: TileProgram, start: set[int], axis: str, ends: bool = False) -> TileProgram:
+    """The program with an axis of extent 1 added to some values and to all that depend on them; if it `ends`, not to those that
+    values with other axes meet in: there it is summed over first."""
     has: set[int] = set(start)
+    cut: set[int] = set()  # results of such maps
 
     def value(v: Value) -> Value:
         return replace(v, axes=tuple(sorted((*v.axes, axis)))) if v.id in has and axis not in v.axes else v
@@ -59,17 +61,44 @@ def with_axis(p: TileProgram, start: set[int], axis: str) -> TileProgram:
                         has.update(group)
                         changed = True
                 changed |= spread(s.body)
-            elif not isinstance(s, Store) and s.out.id not in has and any(v.id in has for v in operands(s)):
+            elif isinstance(s, Store) or s.out.id in has or s.out.id in cut:
+                continue
+            elif any(v.id in has for v in operands(s)):
                 has.add(s.out.id)
                 changed = True
         return changed
 
+    def meets(s: Stmt) -> bool:
+        mine = [set(v.axes) for v in operands(s) if v.id in has]
+        others = [set(v.axes) for v in operands(s) if v.id not in has]
+        return isinstance(s, Map) and bool(mine) and any(x - y for x in others for y in mine)
+
     while spread(p.body):
         pass
+    while ends and (found := {s.out.id for s in walk(p.body) if isinstance(s, Map) and meets(s)} - cut):
+        cut |= found
+        has = set(start)
+        while spread(p.body):
+            pass
+    fresh = highest_id(p)
+
+    def f(s: Stmt) -> list[Stmt]:
+        nonlocal fresh
+        if not isinstance(s, Map) or s.out.id not in cut:
+            return [with_values(s, value)]
+        sums: list[Stmt] = []
+        args = []
+        for v in s.args:
+            if v.id in has:
+                fresh += 1
+                sums.append(Reduce(Value(fresh, v.axes), "+", (axis,), value(v)))
+                v = sums[-1].out
+            args.append(v)
+        return [*sums, replace(s, args=tuple(args))]
 
     from ...extraction.plan import Axis
 
-    body = rebuild(p.body, lambda s: [with_values(s, value)])
+    body = rebuild(p.body, f)
     return replace(p, axes={**p.axes, axis: Axis(1, 1, "whole")}, extents={**p.extents, axis: 1}, body=body)
 
 

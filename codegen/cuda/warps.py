@@ -27,6 +27,8 @@ UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
 
 
 class Warps(Facts):
+    unit_ends = False  # does what has no rows lose its row again where it meets what has rows?
+
     def choose_matrices(self) -> None:
         """Contractions become matrix products where they can; the others a product and a sum."""
         unit: set[int] = set()
@@ -43,7 +45,7 @@ class Warps(Facts):
                     elif not unit and (self.free(few) or not m[0]):
                         unit.add(few.id)
         if unit and not self.forced:
-            self.p = with_axis(self.p, unit, UNIT)
+            self.p = with_axis(self.p, unit, UNIT, self.unit_ends)
             self.tile[UNIT] = 1
             self.forced.add(UNIT)
             self.index()
