@@ -10,6 +10,7 @@ import numpy as np
 
 from ..codegen.tile import Contract, Load, Store, TileProgram, walk
 from . import walk as W
+from . import warpgroups
 from .base import Array, Scores, Sizes, Work
 from .block import HALF, Block
 from .machines import Gpu
@@ -26,8 +27,9 @@ def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ..
 class Roofline:
     """The analytic model of one GPU.  Deterministic, and blind to names."""
 
-    def __init__(self, machine: Gpu):
+    def __init__(self, machine: Gpu, plain: bool = False):
         self.machine = machine
+        self.plain = plain  # no pipelines of warpgroups
 
     @property
     def name(self) -> str:
@@ -48,7 +50,8 @@ class Roofline:
     # ---- bounds and choices
     def floor(self, work: Work) -> float:
         m = self.machine
-        t = max(work.tensor / m.tensor if m.tensor else work.tensor / 2 / m.ops, work.ops / m.ops, work.special / m.special)
+        rate = max(m.tensor, 0.0 if self.plain else m.wgmma)
+        t = max(work.tensor / rate if rate else work.tensor / 2 / m.ops, work.ops / m.ops, work.special / m.special)
         return m.launch + max(t, work.bytes / m.dram)
 
     def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:
@@ -104,7 +107,7 @@ class Roofline:
         active = np.minimum(blocks, m.sms)
         ops = m.ops64 if program.compute_dtype == "float64" else m.ops
         fixed = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special, b.l2 / m.l2)]
-        rows: list[tuple[int, int, Array, dict[str, Array]]] = []
+        rows: list[tuple[int, int, int, Array, dict[str, Array]]] = []
         for warps in WARPS:
             threads = warps * m.warp
             row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
@@ -139,14 +142,21 @@ class Roofline:
                         "launch": np.full(1, m.launch),
                     }
                     parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": blocks}
-                rows.append((warps, stages, np.broadcast_to(seconds, (sizes.points,)), parts))
-        table = np.stack([r[2] for r in rows])
+                rows.append((warps, stages, 0, np.broadcast_to(seconds, (sizes.points,)), parts))
+        if not self.plain:
+            for groups, stages, seconds, parts in warpgroups.price(program, sizes, b, blocks, alive, m):
+                some = rows[0][4].keys() if detail else ()
+                parts = {k: np.broadcast_to(parts.get(k, 0.0), (sizes.points,)) for k in some}
+                rows.append((4 * groups, stages, groups, seconds, parts))
+        table = np.stack([r[3] for r in rows])
         best = (table * (1 + 1e-3 * np.arange(len(rows)))[:, None]).argmin(0)  # near-ties go to fewer warps and stages
         picked = np.arange(sizes.points)
-        choices = {"warps": np.array([float(r[0]) for r in rows])[best], "stages": np.array([float(r[1]) for r in rows])[best]}
+        choices = {n: np.array([float(r[i]) for r in rows])[best] for i, n in enumerate(("warps", "stages", "warpgroups"))}
+        if not choices["warpgroups"].any():
+            del choices["warpgroups"]
         parts, more = {}, {}
         if detail:
-            every = {k: np.stack([np.broadcast_to(r[3][k], (sizes.points,)) for r in rows])[best, picked] for k in rows[0][3]}
+            every = {k: np.stack([np.broadcast_to(r[4][k], (sizes.points,)) for r in rows])[best, picked] for k in rows[0][4]}
             more = {k: every.pop(k) for k in ("registers", "shared bytes", "resident", "blocks")}
             parts = every
         return Scores(table[best, picked], choices, parts, more)

@@ -187,14 +187,15 @@ def _compile(
         step("search", 0, None)
         found = extract(saturated.graph, program, model, numerics=numerics, progress=step)
         t2 = time.perf_counter()
-    plan = found.plan
+    plan = _settled(found.plan, target, model)
     if memory_limit is not None:
-        plan = _within(found, memory_limit)
+        plan = _settled(_within(found, memory_limit), target, model)
     measured: list[dict[str, Any]] = []
     if tune:
         from .tuning import fastest
 
         fits = [p for p in _plans(found) if memory_limit is None or p.temporaries <= memory_limit][:tune]
+        fits = [_settled(p, target, model) for p in fits]
         plan, medians = fastest(fits, program, target)
         measured = [{"predicted": p.cost.seconds, "seconds": s, "taken": p is plan} for p, s in zip(fits, medians)]
     form = list(found.form)
@@ -217,6 +218,20 @@ def _compile(
         "explain": [list(s) for s in egraph.explain(saturated, found)],
     }
     return Record(full, target, plan, info)
+
+
+def _settled(plan: Plan, target: Target, model: Any) -> Plan:
+    """The plan with schedules that the code generator has."""
+    from .cost_models.roofline import Roofline
+
+    if target.kind != "cuda" or not isinstance(model, Roofline) or not model.machine.wgmma:
+        return plan
+    from .codegen.cuda.arch import cuda_arch
+    from .codegen.cuda.emit import warpgroup_choices
+    from .extraction.settle import settle
+
+    arch = cuda_arch(target.arch)
+    return settle(plan, model, Roofline(model.machine, plain=True), lambda p, buffers: warpgroup_choices(p, buffers, arch))
 
 
 def splittable(program: Program, target: Target) -> tuple[str, ...]:

@@ -198,7 +198,7 @@ def test_copy_runs_at_the_memory_rate() -> None:
 def test_large_product_is_bound_by_the_matrix_units() -> None:
     program = product(8192, 8192, 8192)
     t, tile = best(H, program)
-    assert 0.4 * H200.tensor < 2 * 8192**3 / t <= H200.tensor
+    assert 0.4 * H200.wgmma < 2 * 8192**3 / t <= H200.wgmma
     assert min(tile["m"], tile["n"]) >= 64
 
 

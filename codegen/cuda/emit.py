@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...extraction.plan import Buffer
 from ...program import DTYPES
-from ...runtime.module import Launch
+from ...runtime.module import Launch, TensorMap
+from ..hopper.choices import choices_of
 from ..hopper.kernel import Warpgroups
 from ..hopper.planner import Pipeline
 from ..hopper.planner import plan as plan_warpgroups
@@ -37,6 +38,11 @@ class Source:
     workspaces: dict[str, int] = field(default_factory=dict)
     packed: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def mapped(self) -> frozenset[str]:
+        """Buffers that are read by tensor maps."""
+        return frozenset(a.buffer for x in self.launches for a in x.args if isinstance(a, TensorMap))
+
 
 def is_packed(shape: Sequence[int], strides: Sequence[int], dtype: str, address: int = 0) -> int:
     """The value of an input's macro (see `Source.packed`) for an array with these strides, in elements."""
@@ -65,12 +71,14 @@ def precision_of(buffers: Mapping[str, Buffer], compute: str) -> Precision:
     return Precision(accurate, halves[0] if halves else None, compute)
 
 
-def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Schedule | Simple | Pipeline:
+def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch, maps: bool = True) -> Schedule | Simple | Pipeline:
     """As a pipeline of warpgroups if the program asks for one, in fragments if they can express it, else an element a thread.
-    Raises Unsupported if nothing fits."""
+    maps: can tensor maps describe the inputs?  Raises Unsupported if nothing fits."""
     precision = precision_of(buffers, p.compute_dtype)
-    if arch.warpgroups and p.choices.get("warpgroups"):
-        return plan_warpgroups(p, arch, precision)
+    if p.choices.get("warpgroups"):
+        if arch.warpgroups and maps:
+            return plan_warpgroups(p, arch, precision)
+        p = replace(p, choices={"warps": 4 * int(str(p.choices["warpgroups"]))})
     try:
         return plan(p, arch, precision)
     except Unsupported as why:
@@ -78,6 +86,14 @@ def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Sc
             return plan_simple(p, arch, precision)
         except Unsupported as e:
             raise Unsupported(f"{why}; {e}") from None
+
+
+def warpgroup_choices(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> dict[str, object] | None:
+    """The schedule of a program as a pipeline of warpgroups, in full; None if it has none."""
+    try:
+        return choices_of(plan_warpgroups(p, arch, precision_of(buffers, p.compute_dtype)))
+    except Unsupported:
+        return None
 
 
 def own_buffers(p: TileProgram) -> dict[str, Buffer]:
@@ -104,13 +120,14 @@ def resources(p: TileProgram, arch: Arch, buffers: Mapping[str, Buffer] | None =
     return s.shared, s.schedule.registers if isinstance(s, Pipeline) else s.registers, s.threads
 
 
-def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: Arch) -> Source:
+def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: Arch, maps: bool = True) -> Source:
+    """maps: can tensor maps describe the inputs (16-byte aligned, positive strides)?  If not, all is read element by element."""
     names = Names(arch)
     macros: dict[str, str] = {}
     for b in buffers.values():
         if b.kind == "input":
             macros[b.name] = names.new(f"PACKED_{b.name}")
-    schedules = [schedule_of(p, buffers, arch) for p in programs]
+    schedules = [schedule_of(p, buffers, arch, maps) for p in programs]
     functions = []
     shapes: set[tuple[str, int, bool]] = set()
     counters: dict[str, int] = {}

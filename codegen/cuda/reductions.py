@@ -47,7 +47,7 @@ class Reductions(Copies):
             def term(n: int) -> str:
                 x = f"{cast}{source}{self.at(frame)}"
                 x = x.replace("[j]", f"[j + {n}]") if n else x
-                return f"value(as<{C_TYPES[rounded.dtype]}>({x}))" if rounded else x
+                return self.rounded(x, rounded) if rounded else x
 
             pairs = [f"{op}::of({term(n)}, {term(n + 1)})" for n in (0, 2)] if by == 4 else []
             joined = f"{op}::of({', '.join(pairs)})" if pairs else term(0)
@@ -67,6 +67,9 @@ class Reductions(Copies):
                     acc_at = acc if s.acc.id in self.consts else acc + at
                     self.t(f"{name}{at} = {op}::of({acc_at}, {name}{at});")
         self.env[s.out.id, home] = name
+
+    def rounded(self, x: str, how: RoundedSum) -> str:
+        return f"value(as<{C_TYPES[how.dtype]}>({x}))"
 
     def accumulator(self, s: Reduce | Contract, home: Layout) -> str:
         """The variable that a sum starts with and ends up in."""

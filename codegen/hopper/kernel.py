@@ -14,7 +14,7 @@ from ..cuda.fragments import Fragments
 from ..cuda.kernel import Function, Parameter
 from ..cuda.layout import Layout
 from ..cuda.registers import Frame, LoopState
-from ..cuda.schedule import HALVES, Operand, TilePlan
+from ..cuda.schedule import HALVES, Operand, RoundedSum, TilePlan
 from ..cuda.text import C_TYPES, Names, Text, affine
 from ..tile import Carry, Contract, Gather, Loop, Map, Reduce, Stmt, Store, Value, operands
 from .maps import tensor_map
@@ -94,8 +94,8 @@ class Warpgroups(Fragments):
         with t.block("if (warp_index() == 0 && elect_one())"):
             for name in self.map_names.values():
                 t(f"prefetch_map({name});")
-            for vid, plan in s.tiles.items():
-                n, readers = (pipe.consumers, 4) if vid in pipe.parted else (plan.stages, warps)
+            for vid, plan in self.led():
+                n, readers = (plan.stages * pipe.consumers, 4) if vid in pipe.parted else (plan.stages, warps)
                 loop = f"for (int n = 0; n < {n}; ++n) " if n > 1 else ""
                 step = " + 8 * n" if n > 1 else ""
                 t(f"{loop}{{ barrier_init({pipe.full[vid]}{step}, 1); barrier_init({pipe.empty[vid]}{step}, {readers}); }}")
@@ -117,7 +117,7 @@ class Warpgroups(Fragments):
     def produce(self) -> None:
         t, pipe = self.t, self.pipe
         total = self.tiles_in_all
-        rings = {vid: self.ring(vid) for vid in self.s.tiles}
+        rings = self.rings(self.s.tiles)
         t(f"Ring<{WORK_SLOTS}> works;")
         t("int work = (int)block_index();")
         if pipe.frozen:
@@ -143,8 +143,7 @@ class Warpgroups(Fragments):
             else:
                 t(f"const int next = {total};")
             fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
-            for vid in fixed:
-                self.copy(vid, rings[vid], 0)
+            self.copies(fixed, rings)
             early = {x.value.id for s in pipe.parts.early for x in self.tile_operands(s)}
             ring = [v for v, x in self.s.tiles.items() if x.loop is not None]
             ahead = [v for v in ring if v in early] if pipe.overlap else []
@@ -155,14 +154,14 @@ class Warpgroups(Fragments):
 
             def copies(which: Iterable[int], at: str) -> None:
                 t(f"const {self.width[a]} {self.start[a]} = {at} * {self.tile[a]};")
-                for vid in which:
-                    self.copy(vid, rings[vid])
+                self.copies(which, rings)
 
             if ahead:
                 with t.block(""):
                     copies(ahead, f"({end} - 1)")
             for vid in fixed:  # the other warpgroups' parts: the first one can start
                 for part in range(1, pipe.consumers) if vid in pipe.parted else ():
+                    self.copy_start([vid], rings[vid], part)
                     self.copy(vid, rings[vid], part)
                 if vid in pipe.parted:
                     t(f"{rings[vid]}.advance();")
@@ -197,6 +196,36 @@ class Warpgroups(Fragments):
                 t(f"failures = (int)load_shared<u32>({pipe.failed});")
             t(f"work = next_failed({pipe.failed} + 4, failures, again);")
 
+    def led(self) -> list[tuple[int, TilePlan]]:
+        """Tiles that have barriers of their own."""
+        return [(v, t) for v, t in self.s.tiles.items() if self.pipe.leader[v] == v]
+
+    def rings(self, tiles: Iterable[int], suffix: str = "") -> dict[int, str]:
+        """Cursors over the stages of these tiles, declared; tiles that share barriers share one."""
+        out: dict[int, str] = {}
+        for v in tiles:
+            leader = self.pipe.leader[v]
+            out[v] = out[leader] if leader in out else self.ring(leader, suffix)
+            out.setdefault(leader, out[v])
+        return out
+
+    def copies(self, which: Iterable[int], rings: Mapping[int, str]) -> None:
+        which = list(which)
+        for leader in dict.fromkeys(self.pipe.leader[v] for v in which):
+            mine = [v for v in which if self.pipe.leader[v] == leader]
+            self.copy_start(mine, rings[leader], 0)
+            for v in mine:
+                self.copy(v, rings[leader], 0)
+            if leader not in self.pipe.parted:
+                self.t(f"{rings[leader]}.advance();")
+
+    def copy_start(self, together: Sequence[int], ring: str, part: int) -> None:
+        """Wait until tiles that share barriers may be filled, and say how much will come."""
+        pipe, leader = self.pipe, self.pipe.leader[together[0]]
+        barrier = f"8 * {self.stage(leader, ring, str(part))}"
+        self.t(f"barrier_wait({pipe.empty[leader]} + {barrier}, {ring}.parity() ^ 1);")
+        self.t(f"barrier_expect({pipe.full[leader]} + {barrier}, {sum(pipe.boxes[v].bytes for v in together)});")
+
     def ring(self, vid: int, suffix: str = "") -> str:
         """Declares a cursor over a tile's stages."""
         plan = self.s.tiles[vid]
@@ -210,20 +239,17 @@ class Warpgroups(Fragments):
         self.comment(plan.load)
         parted = pipe.parted.get(vid)
         parts = pipe.consumers if parted else 1
-        barrier = str(8 * part) if parted else f"8 * {ring}.slot()"
-        t(f"barrier_wait({pipe.empty[vid]} + {barrier}, {ring}.parity() ^ 1);")
-        t(f"barrier_expect({pipe.full[vid]} + {barrier}, {box.bytes});")
+        barrier = f"8 * {self.stage(vid, ring, str(part))}"
+        full = pipe.full[pipe.leader[vid]]
         position = {a: self.start.get(a, "0") for ix in box.coordinates for a in ix.axes}
         shift = self.tile[parted] // parts * part if parted else 0
         where = [affine(ix.plus(Affine(shift if parted in ix.axes else 0)), position) for ix in box.coordinates]
         size = plan.bytes // parts
-        into = f"{plan.offset} + {ring}.slot() * {self.stage_bytes(plan)}" if plan.stages > 1 else str(plan.offset + part * size)
+        into = str(plan.offset + part * size) + (f" + {ring}.slot() * {self.stage_bytes(plan)}" if plan.stages > 1 else "")
         for n in range(box.panels):
             first = where[0] if n == 0 else str(64 * n) if where[0] == "0" else f"{where[0]} + {64 * n}"
             place = into if n == 0 else f"{into} + {n * plan.rows // parts * 128}"
-            t(f"copy_box({place}, {self.map_names[vid]}, {pipe.full[vid]} + {barrier}, {', '.join([first, *where[1:]])});")
-        if not parted:
-            t(f"{ring}.advance();")
+            t(f"copy_box({place}, {self.map_names[vid]}, {full} + {barrier}, {', '.join([first, *where[1:]])});")
 
     @staticmethod
     def stage_bytes(plan: TilePlan) -> int:
@@ -281,7 +307,6 @@ class Warpgroups(Fragments):
     def consume(self) -> None:
         t, pipe, s = self.t, self.pipe, self.s
         loop, parts = pipe.loop, pipe.parts
-        a = loop.axis
         t("const int warp = warp_index() - 4, lane = lane_index();")
         t("const int group = warp / 4;  // of the warpgroups that compute")
         self.warp_row, self.warp_column = "warp", "0"
@@ -290,9 +315,11 @@ class Warpgroups(Fragments):
         t(f"Ring<{WORK_SLOTS}> works;")
         late_tiles = {x.value.id for c in parts.late for x in self.tile_operands(c)}
         early_tiles = {x.value.id for c in parts.early for x in self.tile_operands(c)}
-        self.early_ring = {v: self.ring(v) for v in s.tiles if v in early_tiles}
-        self.late_ring = {v: self.ring(v, "_late" if v in early_tiles else "") for v in s.tiles if v in late_tiles}
-        self.done_ring = {} if parts.early else {v: self.ring(v, "_done") for v in late_tiles if s.tiles[v].loop is not None}
+        self.early_ring = self.rings(v for v in s.tiles if v in early_tiles)
+        self.late_ring = self.rings(v for v in s.tiles if v in late_tiles and v not in early_tiles)
+        self.late_ring |= self.rings((v for v in s.tiles if v in late_tiles and v in early_tiles), "_late")
+        running = [v for v in s.tiles if v in late_tiles and s.tiles[v].loop is not None]
+        self.done_ring = {} if parts.early else self.rings(running, "_done")
         # registers that products write or read: alive across iterations
         self.scores: dict[int, str] = {}
         for c in parts.early:
@@ -375,14 +402,21 @@ class Warpgroups(Fragments):
                     t(f"fits &= all_below({states[c.phi.id]}, 1e37f);")
             t(f"if (warp_any(!fits) && lane == 0) note_failed({pipe.failed}, work / 2);")
 
+    def led_rings(self, rings: Mapping[int, str]) -> list[tuple[int, str]]:
+        """Of these rings those that are a tile's own."""
+        return [(v, ring) for v, ring in rings.items() if self.pipe.leader[v] == v]
+
     def wait_full(self, vid: int, ring: str) -> None:
         self.t(f"barrier_wait({self.pipe.full[vid]} + 8 * {self.stage(vid, ring)}, {ring}.parity());")
 
     def release(self, vid: int, ring: str) -> None:
         self.t(f"if (lane == 0) barrier_arrive({self.pipe.empty[vid]} + 8 * {self.stage(vid, ring)});")
 
-    def stage(self, vid: int, ring: str) -> str:
-        return "group" if vid in self.pipe.parted else f"{ring}.slot()"
+    def stage(self, vid: int, ring: str, part: str = "group") -> str:
+        """Which of a tile's barriers."""
+        if vid not in self.pipe.parted:
+            return f"{ring}.slot()"
+        return part if self.s.tiles[vid].stages == 1 else f"({ring}.slot() * {self.pipe.consumers} + {part})"
 
     def panels(self, vid: int) -> str:
         """The first stage of a tile (of one that is parted, the first part)."""
@@ -420,7 +454,7 @@ class Warpgroups(Fragments):
     def issue_early(self) -> None:
         """Wait for the tiles of the early products and issue those."""
         t = self.t
-        for vid, ring in self.early_ring.items():
+        for vid, ring in self.led_rings(self.early_ring):
             self.wait_full(vid, ring)
         for c in self.pipe.parts.early:
             t(f"pin({self.scores[c.out.id]});")
@@ -431,7 +465,7 @@ class Warpgroups(Fragments):
 
     def issue_late(self, states: Mapping[int, str]) -> None:
         t, pipe = self.t, self.pipe
-        for vid, ring in self.late_ring.items():
+        for vid, ring in self.led_rings(self.late_ring):
             if vid not in self.early_ring:
                 self.wait_full(vid, ring)
         for c in pipe.parts.late if pipe.parts.early else ():
@@ -449,7 +483,7 @@ class Warpgroups(Fragments):
     def release_early(self, last: str) -> None:
         """After the early products are done: their tiles go back, those outside the loop if it was the last iteration."""
         t = self.t
-        for vid, ring in self.early_ring.items():
+        for vid, ring in self.led_rings(self.early_ring):
             plan = self.s.tiles[vid]
             if plan.loop is None:
                 if vid in self.late_ring:
@@ -464,7 +498,7 @@ class Warpgroups(Fragments):
 
     def release_fixed(self) -> None:
         """Tiles outside the loop that its products read to the end go back."""
-        for vid, plan in self.s.tiles.items():
+        for vid, plan in self.led():
             if plan.loop is None and (vid in self.late_ring or not self.pipe.overlap):
                 rings = [x[vid] for x in (self.early_ring, self.late_ring) if vid in x]
                 self.release(vid, rings[0])
@@ -590,7 +624,7 @@ class Warpgroups(Fragments):
             self.t(f"pin({states[self.pipe.carries[c.out.id].phi.id]});")
         for name in self.packed_operands.values():
             self.t(f"pin({name});")
-        for vid, ring in self.late_ring.items():
+        for vid, ring in self.led_rings(self.late_ring):
             if self.s.tiles[vid].loop is not None:
                 self.release(vid, ring)
                 self.t(f"{ring}.advance();")
@@ -616,7 +650,7 @@ class Warpgroups(Fragments):
             self.late_done(states)
         else:
             self.issue_late(states)
-            for ring in self.late_ring.values():
+            for _, ring in self.led_rings(self.late_ring):
                 t(f"{ring}.advance();")
             t("products_wait<1>();  // those of the iteration before are done")
             with t.block("if (!alone)"):
@@ -634,7 +668,7 @@ class Warpgroups(Fragments):
             self.t(f"named_arrive(group == {last} ? 2 : 3 + group, {128 * 2});")
 
     def release_done(self) -> None:
-        for vid, ring in self.done_ring.items():
+        for vid, ring in self.led_rings(self.done_ring):
             self.release(vid, ring)
             self.t(f"{ring}.advance();")
 
@@ -710,6 +744,11 @@ class Warpgroups(Fragments):
                 moves.append((var, source, home, carry))
         self.move(moves)
         self.env, self.readers = env, readers
+
+    def rounded(self, x: str, how: RoundedSum) -> str:
+        """Rows of few elements are met at edges; over many the rounding of their weights averages out."""
+        edges = bool(self.loops) and self.loops[-1].edges
+        return f"(edge ? {super().rounded(x, how)} : {x})" if edges else x
 
     def store(self, s: Store) -> None:
         """Whole rows of 16-bit results leave 16 bytes at a time."""

@@ -27,7 +27,7 @@ class Pivots:
         self.candidates: dict[int, Carry] = {}
         for c in loop.carries:
             d = defs.get(c.next.id)
-            if isinstance(d, Reduce) and d.op in ("max", "min") and d.acc == c.phi:
+            if c.kind == "pivot" and isinstance(d, Reduce) and d.op in ("max", "min") and d.acc == c.phi:
                 self.candidates[c.phi.id] = c
         self.nexts = {c.next.id: c.phi for c in self.candidates.values()}
         self.scale: dict[int, float] = {}
@@ -172,10 +172,12 @@ class Pivots:
                 if s.arg.id in linear or degrees.get(s.arg.id):
                     return False
                 continue
-            if isinstance(s, Map) and (found_linear := self._linear(s, linear)) is not None:
-                linear[s.out.id] = found_linear
-                continue
             if any(a.id in linear for a in args):
+                if any(degrees.get(a.id) for a in args):
+                    return False
+                if (shifted := self._shifted(s, linear)) is not None:
+                    linear[s.out.id] = shifted
+                    continue
                 power = self._exponential(s, linear, by_scale)
                 if power is None:
                     return False
@@ -197,11 +199,37 @@ class Pivots:
                     return False
         return True
 
+    def _shifted(self, s: Stmt, known: Mapping[int, Coefficients]) -> Coefficients | None:
+        """The pivots' coefficients in a value that is linear in them, but for something that does not depend on them."""
+        if (found := self._linear(s, known)) is not None:
+            return found
+        if isinstance(s, Map) and s.fn in ("add", "sub"):
+            out: Coefficients = {}
+            for n, a in enumerate(s.args):
+                for k, c in known.get(a.id, {}).items():
+                    out[k] = out.get(k, 0.0) + (-c if s.fn == "sub" and n else c)
+            return out
+        return None
+
     def _exponential(
         self, s: Stmt, linear: Mapping[int, Coefficients], by_scale: Mapping[tuple[int, float], int]
     ) -> Degrees | None:
-        """The powers of exp2(x − c·pivot), x independent of pivots; None for anything else that is made of a pivot."""
-        return None
+        """The powers of exp2(x − c·pivot), x independent of pivots; None for anything else that is made of a pivot.  A comparison
+        with ±∞ (the guard) does not count: where the pivot is infinite nothing was added up."""
+        if not isinstance(s, Map):
+            return None
+        if s.fn in ("eq", "ne") and any(math.isinf(self.consts.get(a.id, 0.0)) for a in s.args):
+            return {}
+        if s.fn not in ("exp", "exp2"):
+            return None
+        unit = 1.0 if s.fn == "exp2" else 1.0 / math.log(2.0)
+        out: Degrees = {}
+        for pivot, c in linear[s.args[0].id].items():
+            factor = next((f for (p, k), f in by_scale.items() if p == pivot and math.isclose(k, -c * unit, rel_tol=1e-12)), None)
+            if factor is None:
+                return None
+            out[factor] = 1
+        return out
 
 
 def _sum(many: list[Degrees]) -> Degrees:

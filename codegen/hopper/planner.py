@@ -8,6 +8,7 @@ so one iteration's elementwise work may run beside the next one's early and its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,7 @@ from ..cuda.layout import Unsupported
 from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, Schedule, TilePlan
 from ..cuda.simplify import fold_exponentials
-from ..tile import Carry, Contract, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands, walk
+from ..tile import Carry, Contract, Load, Loop, Map, Stmt, Store, TileProgram, operands, walk
 from .pivots import Pivots
 
 ROWS = 64  # of one warpgroup
@@ -26,7 +27,7 @@ PANEL = 64  # columns of a panel
 MOST_CONSUMERS = 3
 REGISTERS = {1: (0, 240), 2: (24, 240), 3: (32, 160)}  # of a thread: producer (0: they need not give any up), consumers
 WORK_SLOTS = 2
-CACHE = 24_000_000  # bytes of the second-level cache that the loops of the tiles under way may fill
+CACHE = 36_000_000  # bytes of the second-level cache that the loops of the tiles under way may fill
 MOST_FAILED = 256  # entries: one for each warp that found its tile to have failed
 
 
@@ -88,6 +89,7 @@ class Pipeline:
     pivot: str  # "running", "lazy" or "frozen"
     traversal: Traversal
     parted: dict[int, str] = field(default_factory=dict)  # tiles of which each warpgroup has a part of its own, by this axis
+    leader: dict[int, int] = field(default_factory=dict)  # tile → the one whose barriers and ring it shares
     turns: bool = False  # warpgroups take turns in issuing products
     frozen: Parts | None = None  # of an iteration with pivots that stay
     drained: int = 0  # barrier: consumers have no tile left
@@ -144,8 +146,9 @@ class WarpgroupPlanner(Planner):
         self.wr = 4 * self.consumers
 
     def match_sums(self) -> None:
-        if self.p.choices.get("sums", "matrix") == "matrix":
-            super().match_sums()
+        super().match_sums()
+        if self.p.choices.get("sums", "registers") != "matrix":
+            self.out.sums = {n: replace(s, by_matrix=False) for n, s in self.out.sums.items()}
 
     # ---- shared memory and barriers
     def allocate(self) -> None:
@@ -176,6 +179,8 @@ class WarpgroupPlanner(Planner):
         want = self.p.choices.get("stages")
         stages = want if isinstance(want, int) else 4
         stages = max(1, min(stages, room // ring if ring else 1, 8))
+        if ring and fixed and not isinstance(want, int):
+            stages = max(min(stages, 2), min(stages, (room - fixed) // ring))  # rather a second set of what lies outside the loop
         overlap = bool(self.p.choices.get("overlap", True)) and bool(parts.early) and trips > 1
         if not parts.early and (parts.score or parts.weight or parts.state):
             raise Unsupported("elementwise work between products of loaded tiles")
@@ -183,8 +188,9 @@ class WarpgroupPlanner(Planner):
             raise Unsupported(f"{fixed + 2 * ring} bytes of shared memory for two stages")
         if fixed + ring * stages > self.arch.shared - 2048:
             raise Unsupported(f"{fixed + ring * stages} bytes of shared memory")
+        ahead = bool(self.p.choices.get("ahead", True)) and 2 * fixed + ring * stages <= self.arch.shared - 4096
         for t in sorted(o.tiles.values(), key=lambda t: t.loop is not None):
-            t.stages = stages if t.loop is not None else 1
+            t.stages = stages if t.loop is not None else 2 if ahead else 1
             t.offset = at
             at += -(-t.bytes // 1024) * 1024 * t.stages
         o.scratch = at
@@ -228,9 +234,12 @@ class WarpgroupPlanner(Planner):
             whole = boxes[vid]
             part = tuple(n // self.consumers if a in ix.axes else n for n, ix in zip(whole.box, whole.coordinates))
             boxes[vid] = replace(whole, box=part)
-        pipe.turns = bool(self.p.choices.get("turns", False)) and overlap and self.consumers > 1
+        pipe.turns = bool(self.p.choices.get("turns", True)) and overlap and self.consumers > 1
+        pipe.leader = self.leaders(parts, set(pipe.parted))
         for vid, t in o.tiles.items():
-            n = self.consumers if vid in pipe.parted else t.stages
+            if pipe.leader[vid] != vid:
+                continue
+            n = t.stages * (self.consumers if vid in pipe.parted else 1)
             pipe.full[vid], pipe.empty[vid] = at, at + 8 * n
             at += 16 * n
         pipe.work, pipe.work_full, pipe.work_empty = at, at + 8 * WORK_SLOTS, at + 16 * WORK_SLOTS
@@ -238,19 +247,39 @@ class WarpgroupPlanner(Planner):
         pipe.shared = o.shared = at
         o.registers = self.count_registers()
         limit = REGISTERS[self.consumers][1]
-        if o.registers > limit - 16:
+        if o.registers > limit - 24:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
         o.min_blocks = 1
         self.out_pipeline = pipe
 
+    def count_registers(self) -> int:
+        """Results of products, and left operands, rounded; elementwise work goes through them piece by piece."""
+        n = sum(self.out.home[v].slots for v in self.out.contracts)
+        rounded = {c.left.value.id: c.left.layout for c in self.out.contracts.values() if c.left.where == "register"}
+        return n + sum(x.slots // 2 for x in rounded.values() if x is not None) + 36
+
     def pivot_choice(self, may_freeze: bool) -> tuple[Pivots, str]:
         """What the program asks for, as far as its results allow it."""
         pivots = Pivots(self.p, self.loop)
-        want = str(self.p.choices.get("pivot", "running"))
+        want = str(self.p.choices.get("pivot", "frozen"))
         if not pivots.free:
             return pivots, "running"
         narrow = any(c.dtype == "float16" for c in self.out.contracts.values())  # weights beyond 2¹⁵ do not fit
         return pivots, "lazy" if want == "frozen" and (narrow or not may_freeze) else want
+
+    def leaders(self, parts: Parts, apart: set[int]) -> dict[int, int]:
+        """Tiles that come and go together share barriers: those of one loop that the same kinds of products read."""
+
+        def readers(vid: int, products: list[Contract]) -> bool:
+            every = [self.out.contracts[s.out.id] for s in products]
+            return any(vid in (c.left.value.id, c.right.value.id) for c in every)
+
+        first: dict[object, int] = {}
+        out: dict[int, int] = {}
+        for vid, t in self.out.tiles.items():
+            key: object = (t.loop, readers(vid, parts.early), readers(vid, parts.late)) if vid not in apart else vid
+            out[vid] = first.setdefault(key, vid)
+        return out
 
     def parted(self, parts: Parts) -> dict[int, str]:
         """Left operands from outside the loop that each warpgroup can have its own rows of: it need not wait for the others' then."""
@@ -296,6 +325,9 @@ class WarpgroupPlanner(Planner):
             for a in fast:
                 shared *= 1 if depends[a] else axes[a].trips
             group = max(shared, CACHE // max(size, 1) * shared)
+            places = math.prod(axes[a].trips for a in fast)
+            turns = -(-places // group)  # of equal length, as far as they can be
+            group = -(-places // turns // shared) * shared
         else:
             apart = [a for a in grid if depends[a] and len(depends[a]) < len(reads)]
             if len(apart) == 2:
@@ -361,8 +393,7 @@ class WarpgroupPlanner(Planner):
             raise Unsupported("rows of a temporary that are no multiple of 16 bytes")
         sizes, box = [], []
         for n in dims:
-            lo, hi = s.index[n].bounds(p.extents)
-            sizes.append(max(1, min(b.shape[n], hi + 1)))
+            sizes.append(max(1, min(b.shape[n], s.index[n].bounds(p.extents)[1] + 1)))
             a = next((a for a in where if where[a] == n), None)
             box.append(PANEL if n == dims[0] else self.tile[a] if a else 1)
         if max(box) > 256:
@@ -431,7 +462,3 @@ class WarpgroupPlanner(Planner):
             else:
                 parts.score.append(s)
         return parts
-
-
-__all__ = ["Box", "Parts", "Pipeline", "plan"]
-_ = (Iterable, replace, Map, Mask, Reduce, Value)

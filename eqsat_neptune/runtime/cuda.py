@@ -25,6 +25,7 @@ class CudaRunner:
     def __init__(self, program: Program, plan: Plan, arch: str):
         self.program, self.plan, self.arch = program, plan, arch
         self._emitted: Source | None = None
+        self._unmapped: Source | None = None  # for inputs that no tensor map describes
         self._variants: dict[tuple[int, ...], GpuModule] = {}
         self._formats: dict[tuple, tuple[GpuModule, dict[str, int]]] = {}
         self._kernels: dict[str, KernelInfo] = {}
@@ -39,6 +40,14 @@ class CudaRunner:
                 programs = [lower(k, self.plan.buffers, self.plan.compute_dtype) for k in self.plan.kernels]
                 self._emitted = emit(programs, self.plan.buffers, cuda_arch(self.arch))
             return self._emitted
+
+    @property
+    def _plain_source(self) -> Source:
+        with self._lock:
+            if self._unmapped is None:
+                programs = [lower(k, self.plan.buffers, self.plan.compute_dtype) for k in self.plan.kernels]
+                self._unmapped = emit(programs, self.plan.buffers, cuda_arch(self.arch), maps=False)
+            return self._unmapped
 
     @property
     def source(self) -> str:
@@ -65,6 +74,8 @@ class CudaRunner:
         with self._lock:
             if packed not in self._variants:
                 s = self._source
+                if any(n in s.mapped and not p for (n, _, _), p in zip(self._inputs, packed)):
+                    s = self._plain_source
                 options = tuple(f"-D{s.packed[n]}={p}" for (n, _, _), p in zip(self._inputs, packed) if n in s.packed)
                 compiled = compiled_cuda(s.text, self.arch, options)
                 self._kernels.update(compiled.kernels)
@@ -97,7 +108,10 @@ class CudaRunner:
         return outs
 
     def _format(self, key: tuple, views: list[View]) -> tuple[GpuModule, dict[str, int]]:
-        packed = tuple(is_packed(v.shape, v.strides, v.dtype, v.pointer) for v in views)
+        packed = tuple(
+            0 if any(s <= 0 for n, s in zip(v.shape, v.strides) if n > 1) else is_packed(v.shape, v.strides, v.dtype, v.pointer)
+            for v in views
+        )
         strides = {f"{n}.stride{d}": s for v, (n, _, _) in zip(views, self._inputs) for d, s in enumerate(v.strides)}
         for n, shape, _ in self._outputs:
             strides |= {f"{n}.stride{d}": s for d, s in enumerate(contiguous_strides(shape))}

@@ -1,0 +1,36 @@
+"""Schedule choices of a kernel as a pipeline of warpgroups, said in full."""
+
+from __future__ import annotations
+
+from .planner import Pipeline
+
+
+def choices_of(pipe: Pipeline) -> dict[str, object]:
+    """What the schedule came to: each may be given in a kernel's `choices` to have it otherwise.
+
+    warpgroups  of 64 rows each, that compute
+    stages      tiles of a loop that lie in shared memory
+    overlap     one iteration's elementwise work runs beside other products
+    ahead       the next tile's tiles from outside the loop come before this one has ended
+    turns       warpgroups take turns in issuing products
+    chain       the next tile's first products are issued before this tile ends
+    order       "dynamic" (a counter in memory), "static" (every n-th tile), "grid" (a block a tile)
+    group       places of the fast grid axes that are worked on together
+    pivot       "running", "lazy" (moves only when a weight would exceed 2⁸), "frozen" (after the first tiles; checked at the end)
+    sums        of weights that products take rounded: "matrix" (of the rounded ones, as a product with ones) or "registers" (at
+                edges of the loop's range of the rounded ones)
+    """
+    s = pipe.schedule
+    out: dict[str, object] = {"warpgroups": pipe.consumers, "stages": max((t.stages for t in s.tiles.values()), default=1)}
+    if any(t.loop is None for t in s.tiles.values()):
+        out["ahead"] = any(t.loop is None and t.stages > 1 for t in s.tiles.values())
+    if pipe.parts.early:
+        out |= {"overlap": pipe.overlap, "turns": pipe.turns, "chain": pipe.chain}
+    out["order"] = "dynamic" if pipe.dynamic else "static" if pipe.persistent else "grid"
+    if pipe.traversal.slow:
+        out["group"] = pipe.traversal.group
+    if pipe.pivots.candidates:
+        out["pivot"] = pipe.pivot
+    if s.sums:
+        out["sums"] = "matrix" if any(x.by_matrix for x in s.sums.values()) else "registers"
+    return out

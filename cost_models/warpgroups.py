@@ -1,0 +1,172 @@
+"""Price of a kernel as a pipeline of warpgroups (codegen/hopper): one warp copies tiles, warpgroups of 64 rows multiply them.
+
+One block to a multiprocessor takes one tile of work after the other.  Where an iteration has products that the same iteration reads,
+one warpgroup's elementwise work runs beside the other's products, so the dearest unit nearly hides the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..codegen.tile import Contract, Gather, Load, Loop, Reduce, Store, TileProgram, Value, walk
+from ..program import DTYPES
+from . import walk as W
+from .base import Array, Sizes
+from .block import HALF, Block
+from .machines import Gpu
+
+STAGES = (2, 3, 4, 6)
+ROWS = 64
+STEP = 0.2e-6  # barriers and the turn of one iteration
+START = 1.4e-6  # first copies and the end of a tile of work, as far as they do not run beside others
+# registers that a thread may have, by the number of warpgroups that compute
+REGISTERS = {1: 212.0, 2: 212.0, 3: 136.0}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What does not depend on sizes.  products: (row axes, column axes, summed axes) of each; computed: those whose left operand is; staged, fixed: loads of tiles, in the loop
+    and before it.  chained: do some products read what others gave?"""
+
+    loop: Loop
+    products: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
+    computed: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
+    staged: tuple[Load, ...]
+    fixed: tuple[Load, ...]
+    chained: bool
+    batch: tuple[str, ...]
+
+
+def form(program: TileProgram, block: Block) -> Form | None:
+    """None if the program has no such form whatever its tiles are."""
+    loops = [s for s in walk(program.body) if isinstance(s, Loop)]
+    if len(loops) != 1 or program.compute_dtype != "float32":
+        return None
+    outputs = [b.dtype for b in program.writes if b.kind == "output"]
+    if any(d in ("float32", "float64") for d in outputs) or not any(b.dtype in HALF for b in (*program.reads, *program.writes)):
+        return None
+    (loop,) = loops
+    inside = {id(s) for s in walk(loop.body)}
+    contracts = [s for s in walk(program.body) if isinstance(s, Contract)]
+    units = [s for s in contracts if id(s) in block.units]
+    if not units or any(id(s) not in inside for s in units) or any(isinstance(s, Store) for s in loop.body):
+        return None
+    loads = {s.out.id: s for s in walk(program.body) if isinstance(s, Load)}
+    made = {s.out.id for s in walk(program.body) if not isinstance(s, Load | Store | Loop)}
+    if any(isinstance(s, Gather) and id(s) in inside for s in walk(program.body)):
+        return None
+    nexts = {c.next.id for c in loop.carries}
+    computed = {s.out.id for s in loop.body if isinstance(s, Contract | Reduce)}  # and what is made of them
+    for s in loop.body:
+        if not isinstance(s, Loop | Store | Load) and any(v.id in computed for v in _operands(s)):
+            computed.add(s.out.id)
+    products = []
+    lefts: dict[int, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {}
+    chained = False
+    tiles: dict[int, Load] = {}
+    for s in units:
+        p = W.Product.of(s)
+        a, b = s.a.id in made, s.b.id in made
+        if (a and b) or (a and s.a.id not in computed) or (b and s.b.id not in computed):
+            return None
+        if (a or b) and s.out.id not in nexts:
+            return None
+        chained = chained or a or b
+        left = s.a.id if a else s.b.id
+        rows, cols = (p.rows, p.cols) if not b else (p.cols, p.rows)
+        products.append((tuple(sorted(rows)), tuple(sorted(cols)), tuple(sorted(p.inner))))
+        if a or b:
+            lefts[left] = products[-1]
+        for v in (s.a, s.b):
+            if v.id in loads:
+                if loads[v.id].out.id != v.id or program.buffer(loads[v.id].buffer).dtype not in HALF:
+                    return None
+                tiles[v.id] = loads[v.id]
+    if not chained:  # columns are what is contiguous in the result
+        wide = {a for s in walk(program.body) if isinstance(s, Store) and s.index for a, c in s.index[-1].terms if c == 1}
+        products = [(c, r, k) if set(r) & wide and not set(c) & wide else (r, c, k) for r, c, k in products]
+        if len(loop.body) != len(units) + sum(isinstance(s, Load) for s in loop.body):
+            return None  # elementwise work between products of loaded tiles
+    if len({r for r, _, _ in products}) != 1:
+        return None
+    readers: dict[int, int] = {}
+    for s in walk(program.body):
+        for v in _operands(s):
+            readers[v.id] = readers.get(v.id, 0) + (not isinstance(s, Contract) or id(s) not in block.units)
+    if any(readers.get(v) for v in tiles):
+        return None  # read by element, too
+    staged = tuple(t for t in tiles.values() if id(t) in inside)
+    fixed = tuple(t for t in tiles.values() if id(t) not in inside)
+    batch = tuple(sorted({a for s in units for a in W.Product.of(s).batch}))
+    return Form(loop, tuple(products), tuple(lefts.values()), staged, fixed, chained, batch)
+
+
+def _operands(s: object) -> tuple[Value, ...]:
+    from ..codegen.tile import operands
+
+    return operands(s)  # type: ignore[arg-type]
+
+
+def price(
+    program: TileProgram, sizes: Sizes, b: Block, blocks: Array, alive: Array, m: Gpu
+) -> list[tuple[int, int, Array, dict]]:
+    """(warpgroups, stages, seconds at every point, parts) for each way to run it."""
+    f = form(program, b) if m.wgmma else None
+    if f is None:
+        return []
+    one = np.ones(sizes.points)
+    rows = f.products[0][0]
+    fits = one > 0
+    tile = {a: one * sizes.tile[a] for a in program.axes}
+    m_rows = one * sizes.elements(rows)
+    for _, c, k in f.products:
+        n, inner = sizes.elements(c), sizes.elements(k)
+        fits = fits & (n % 8 == 0) & (n <= 256) & (inner % 16 == 0)
+    for a in f.batch:
+        fits = fits & (tile[a] == 1)
+    held = 0.0 * one  # 32-bit words in registers: results of products, and left operands, rounded
+    for r, c, _ in f.products:
+        held = held + sizes.elements(r) * sizes.elements(c)
+    for r, _, k in f.computed:
+        held = held + sizes.elements(r) * sizes.elements(k) / 2.0
+    panel: dict[int, Array] = {}
+    for t in (*f.staged, *f.fixed):
+        axes = [a for a in t.out.axes]
+        last = t.index[-1].axes[-1] if t.index and t.index[-1].axes else None
+        if last not in axes:
+            return []
+        columns = np.ceil(tile[last] / 64.0) * 64.0
+        outer = one
+        for a in axes:
+            outer = outer * (tile[a] if a != last else 1.0)
+        fits = fits & (outer <= 256) & (outer % 8 == 0)
+        panel[t.out.id] = outer * columns * DTYPES[program.buffer(t.buffer).dtype]
+    staged = sum((panel[t.out.id] for t in f.staged), 0.0 * one)
+    fixed = sum((panel[t.out.id] for t in f.fixed), 0.0 * one)
+    work = [b.tensor / m.wgmma, b.special / m.special, b.ops / m.ops, b.l2 / (1.4 * m.l2)]  # whole boxes move better
+    time = np.broadcast_arrays(*[x * m.sms + 0.0 * one for x in work])
+    most = np.maximum.reduce(time)
+    rest = time[1] + time[2] + time[0] - np.maximum.reduce(time[:3])
+    trips = one * sizes.trips(f.loop.axis) * alive
+    per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.4, 1.0), np.ceil(blocks / m.sms))
+    out: list[tuple[int, int, Array, dict]] = []
+    for groups in (1, 2, 3):
+        registers = held / (128 * groups) + 36.0
+        ok = fits & (m_rows == ROWS * groups) & (registers <= REGISTERS[groups])
+        if not bool(np.any(ok)):
+            continue
+        hidden = m.beside if groups > 1 else 0.6
+        each = most + hidden * rest + trips * (STEP if f.chained else STEP / 8) + START
+        for stages in STAGES:
+            used = fixed + staged * stages + 4096
+            good = ok & (used <= m.shared_block) & (stages <= np.maximum(trips, 2))
+            pull = np.minimum(m.pull * 1.2, np.maximum(staged * (stages - 0.5), 2048.0) / m.latency)
+            memory = b.dram / np.minimum(m.dram, np.minimum(blocks, m.sms) * pull) + m.block
+            slow = 1.0 + (0.01 if f.chained else 0.03) * (4 - min(stages, 4))
+            seconds = np.where(good, m.launch + np.maximum(per_sm * each * slow + 1.5e-6, memory), np.inf)
+            names = ("tensor", "special", "ops", "l2")
+            parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory + 0 * one, "launch": np.full(1, m.launch)}
+            parts |= {"registers": registers, "shared bytes": used, "resident": one, "blocks": blocks + 0 * one}
+            out.append((groups, stages, seconds, parts))
+    return out
