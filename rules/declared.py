@@ -464,6 +464,7 @@ CONTRACTIONS = [
         examples=(
             "(sum k (mul (add (mul x (recip (sum k (exp y)))) (mul z (recip (sum k (exp w))))) rest*))",
             "(sum k (mul (add (mul x (recip (sum k y))) (mul z (recip (sum k w)))) rest*))",
+            "(sum k (mul (add (mul x (recip (sum k y))) (mul z (recip (sum k w))) (mul u (recip (sum k v)))) c))",
         ),
         law="Σ c(ra+sb) = Σ cra + Σ csb, where r and s can leave their sums",
         numerics="reassociates",

@@ -14,9 +14,9 @@ from typing import Any
 from ..errors import RuleError
 from ..rules.repair import Derived
 from ..rules.rule import Rule, Sexpr, is_number, is_star, parse, unparse
-from ..terms import UNARY, Term, mul, num
+from ..terms import UNARY, Term, mul, num, substitute, var, variables
 from .check import sample
-from .symbolic import prove_merge, prove_rule
+from .symbolic import algebra, expression, prove_merge, prove_rule
 
 # what each operator becomes
 _HEADS = {
@@ -220,15 +220,18 @@ def merge_mutants(d: Derived) -> Iterator[tuple[str, Derived]]:
                 ("one", [(j, num(1.0))]),
             ):
                 changed = (*others, *new)
-                if sorted((k, id(t)) for k, t in changed) != sorted((k, id(t)) for k, t in row):
+                if sum(_value(t) for k, t in changed if k == j) - _value(e):  # an even power keeps its value when swapped
                     yield f"coefficient {i}, {j} {what}", Derived(d.basis, (*d.coef[:i], changed, *d.coef[i + 1 :]))
 
 
 def _swapped(e: Term) -> Term:
-    from ..terms import substitute, var, variables
-
     names = {v: ("R" if v[0] == "r" else "r") + v[1:] for v in variables(e)}
     return substitute(e, {var(v): var(w) for v, w in names.items()})
+
+
+def _value(e: Term) -> Any:
+    """A coefficient as an expression, in a form that shows whether two are equal."""
+    return algebra().expand(expression(e, {v: algebra().Symbol(v, positive=True) for v in variables(e)}))
 
 
 def uncaught_merges(d: Derived) -> list[str]:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..egraph import engine, load
-from ..engine import bindings
+from ..engine import EGraph, bindings
 from ..errors import RuleError
 from ..graph import Graph
 from ..program import Program
 from ..rules.rule import Rule
 
-# as egraph.SETTLE, but it ends: a false rule may put a term below itself, and then bounds grow for ever
-SETTLE = "(repeat 10 (seq (repeat 20 (seq (run ix) (run an))) (run norm)))"
+
+def settle(eg: EGraph) -> None:
+    """Facts and normalisation to fixpoint, as egraph.SETTLE, but it ends: a false rule may put a term below itself, and then bounds
+    grow for ever."""
+    for _ in range(10):
+        for _ in range(20):
+            if not eg.run("(run-schedule (seq (run ix) (run an)))")[0].report.updated:
+                break
+        if not eg.run("(run-schedule (run norm))")[0].report.updated:
+            break
 
 
 def run(rule: Rule, program: Program) -> tuple[Graph, int]:
@@ -28,9 +36,10 @@ def run(rule: Rule, program: Program) -> tuple[Graph, int]:
             load(eg, program, split, fold_constants=False)
             eg.everywhere('(set (has "any" t) ())')
             for _ in range(3):
-                report = eg.run(f"(run-schedule (seq {SETTLE} (run {rule.phase})))")[0].report
+                settle(eg)
+                report = eg.run(f"(run-schedule (run {rule.phase}))")[0].report
                 matches += sum(n for name, n in report.num_matches_per_rule.items() if name == rule.name)
-            eg.run(f"(run-schedule {SETTLE})")
+            settle(eg)
             return eg.freeze(len(program.outputs)), matches
     except bindings().EggSmolError as e:
         raise RuleError(f"the engine cannot run it: {str(e).strip().splitlines()[-1]}") from None

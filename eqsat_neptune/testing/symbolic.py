@@ -546,8 +546,8 @@ class _Reader:
         if isinstance(e, sp.exp) or (isinstance(e, sp.log) and e.args[0].is_positive):
             self.used.add("monotone functions leave")
             return e.func(self.extreme(op, k, e.args[0]))
-        sign = {"positive": True} if e.is_positive else {"negative": True} if e.is_negative else {}
-        s = sp.Symbol(f"{op}[{k}]({e})", real=True, **sign)
+        known = {"positive": True} if e.is_positive else {"negative": True} if e.is_negative else {}
+        s = sp.Symbol(f"{op}[{k}]({e})", real=True, **known)
         self.deps[s] = self.along(e) - {k}
         return s
 
