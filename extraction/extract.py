@@ -15,6 +15,7 @@ from ..program import Program
 from .build import Builder, Part
 from .classes import Classes
 from .compared import consistent
+from .copies import with_copies
 from .legality import legal_nodes, usable
 from .plan import Plan
 from .region import canonical
@@ -86,6 +87,7 @@ def extract(
     compared, selections = consistent(classes)
     if compared:
         classes = Classes(graph, program, usable(selections, graph.outputs), model.intermediate)
+    classes = with_copies(classes)
     build = Builder(classes, model)
     cones = regions(classes, forced_cuts(classes, model) | compared, compared)
     found: dict[tuple, Found] = {}
@@ -108,6 +110,7 @@ def extract(
         build.add(Part(region, binding, found[region.key]), cone.roots)
     stats["searched"] = len(found)
     plan, forms, chosen = build.plan([p.found.best for p in build.parts])
+    chosen = {c: n for c, n in chosen.items() if c in graph.nodes}
     stats["seconds"] = time.perf_counter() - start
     return Extraction(plan, forms, tuple(_losers(build, limits.candidates)), chosen, stats)
 

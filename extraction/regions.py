@@ -40,8 +40,7 @@ def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
         again = model.floor(Work(tensor=sum(cl.flops(x) for x in below[c]))) - base
         if again > WORTH * (model.floor(Work(bytes=2.0 * cl.bytes(c)))) and _widest_use(cl, c, out) >= WIDE:
             out.add(_top_of_chain(cl, c))
-    gathered = {n.args[0] for n in cl.source.values() if n.op == "gather"}
-    return frozenset(c for c in out if c in gathered or cl.readable(c))
+    return frozenset(out)
 
 
 def _widest_use(cl: Classes, c: int, cuts: set[int]) -> int:
