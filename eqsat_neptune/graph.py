@@ -34,7 +34,7 @@ class Graph:
     lo, hi   class → bounds.  An element lies in [lo, hi], or is masked: −inf (unless "finite") or 0 (unless "nonzero"), or is
              NaN (where the source is NaN).  A missing entry means no bound.
     facts    "finite": never ±inf or NaN; "noinf": never ±inf; "masked": finite or −inf; "nonzero": never 0;
-             "source": has a node of the source.  All hold for finite inputs.
+             "source": has a node of the source.  All hold for finite inputs; scores may be −inf besides (see scores.py).
     normsq   class → {axis: bound on the sum of squares along that axis}
     outputs  class of each output of the program
     extents  extents of the whole axes
