@@ -111,7 +111,8 @@ def _attained(g: Graph, c: int) -> Iterator[tuple[int, int, bool]]:
         if n.op != "bi":
             continue
         if n.attr == "eq":
-            yield from ((*n.args, False), (*n.args[::-1], False))
+            a, b = n.args
+            yield from ((a, b, False), (b, a, False))
         elif n.attr == "or":
             for a, b in (n.args, n.args[::-1]):
                 nan = {m.args[0] for m in g.nodes[b] if m.op == "un" and m.attr == "isnan"}
