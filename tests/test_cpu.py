@@ -14,21 +14,25 @@ import ml_dtypes
 import numpy as np
 import pytest
 from eqsat_neptune.codegen import tile
-from eqsat_neptune.codegen.cpu import CpuKernel, bounds, contract
+from eqsat_neptune.codegen.cpu import CpuKernel, bounds, contract, frozen
 from eqsat_neptune.codegen.cpu.contract import Tensor, contraction
 from eqsat_neptune.codegen.cpu.frozen import Frozen
 from eqsat_neptune.codegen.cpu.functions import FUNCTIONS
 from eqsat_neptune.codegen.cpu.kernel import Executable, prepare
 from eqsat_neptune.codegen.cpu.layout import Format
 from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.cost_models.host import HostModel
+from eqsat_neptune.cost_models.machines import Cpu
 from eqsat_neptune.extraction.plan import Plan
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 from tile_kernels import SOFT, affine, close, make_plan, quotient, read, run
 
+import eqsat_neptune as en
 from eqsat_neptune import terms as T
 from eqsat_neptune.errors import InputError
+from eqsat_neptune.programs import CASES
 from eqsat_neptune.terms import add, bi, fold, inp, iota, mul, num, red, un, where
 
 NEG = num(-math.inf)
@@ -577,6 +581,36 @@ def test_nan_and_inf_with_frozen_pivots() -> None:
         assert (~np.isfinite(got)).any(-1).sum() == rows
         finite = np.isfinite(want)
         close(got[finite], want[finite], 2e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prefill_causal", "prefill_gqa", "prefill_alibi", "decode_gqa", "attention_backward", "softmax", "log_softmax", "logsumexp",
+        "cross_entropy", "cross_entropy_linear", "softmax_backward", "performer", "differential_attention",
+    ],
+)  # fmt: skip
+def test_programs_with_frozen_pivots(name: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "SMALL", 0)
+    monkeypatch.setattr(frozen, "WORTH", 0)
+    case = CASES[name]
+    x = [a * np.float32(scale) if a.dtype == np.float32 else a for a in case.inputs("small", rng(3))]
+    program = en.trace(case.function("small"), *case.specs("small"))
+    plan = en.optimize(program, "cpu").plan
+    assert any(CpuKernel(plan, program)._frozen)
+    got = en.optimize(program, "cpu")(*x)
+    want = en.evaluate(program, *x)
+    for g, w in zip(got if isinstance(got, tuple) else [got], want if isinstance(want, tuple) else [want]):
+        assert np.linalg.norm(g - w) <= 4e-6 * np.linalg.norm(w)
+
+
+def test_tiles_fit_what_a_core_keeps_at_hand() -> None:
+    case = CASES["attention_sugar"]
+    program = en.trace(case.function("small"), *case.specs("small", b=2, hq=4, hkv=4, n=1024, d=64))
+    kernel = en.optimize(program, "cpu", cost_model=HostModel(Cpu("two cores", 2))).plan.kernels[0]
+    arrays = sorted(x.tile for x in kernel.axes.values())
+    assert 2**16 <= arrays[-1] * arrays[-2] <= 2**18  # scores
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
