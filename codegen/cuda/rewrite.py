@@ -91,8 +91,9 @@ def with_axis(p: TileProgram, start: set[int], axis: str, ends: bool = False) ->
         for v in s.args:
             if v.id in has:
                 fresh += 1
-                sums.append(Reduce(Value(fresh, v.axes), "+", (axis,), value(v)))
-                v = sums[-1].out
+                total = Reduce(Value(fresh, v.axes), "+", (axis,), value(v))
+                sums.append(total)
+                v = total.out
             args.append(v)
         return [*sums, replace(s, args=tuple(args))]
 
