@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from eqsat_neptune.testing.evidence import bound
 from eqsat_neptune.testing.fields import Exact, Fields, Outside, Rationals, Residue, degree
 from eqsat_neptune.testing.instances import SHAPES, Hint, hints
 from eqsat_neptune.testing.merges import REFUSED, SKELETONS, monoids, prove_skeleton
-from eqsat_neptune.testing.mutation import merge_mutants, uncaught_merges
+from eqsat_neptune.testing.mutation import merge_mutants, mutants, uncaught_merges
 from eqsat_neptune.testing.symbolic import LEMMAS, Lemma, Unproved, combine, lemmas, rational
 from eqsat_neptune.testing.values import KINDS
 from eqsat_neptune.trace import trace
@@ -185,6 +186,15 @@ def test_a_false_law_is_not_proved(name: str) -> None:
     assert not prove_rule((WRONG | ORDER)[name])
 
 
+def test_no_corrupted_rule_is_proved() -> None:
+    """Of hundreds of corrupted rules only those are proved that are true all the same."""
+    everything = [m.rule for r in RULES for m in mutants(r) if m.kind != "condition"]
+    true = {("(add x)", "x"), ("(mul x)", "x"), ("(exp2 0.0)", "1.0"), ("(exp2 -inf)", "0.0"), ("(log2 1.0)", "0.0")}
+    true |= {(p, "(mul -1.0 0.0)") for p in ("(mul 0.0 rest*)", "(exp -inf)", "(log 1.0)")}
+    assert len(everything) > 400
+    assert {(r.pattern, r.result) for r in everything if prove_rule(r)} <= true
+
+
 def test_a_rule_over_many_is_proved_for_one_and_two() -> None:
     assert not prove_rule(Rule("w", "", "(recip (add ms*))", "(add (map (recip _) ms*))"))
     assert prove_rule(next(r for r in RULES if r.name == "reciprocal-of-product"))
@@ -266,6 +276,9 @@ def test_a_rule_that_would_not_end_is_refused() -> None:
         Rule("w", "", "(abs x)", "(abs x)", phase="norm", retire=True),
     ):
         assert not check_rule(rule)
+    growing = Rule("w", "", "(tanh x)", "(mul 1.0 (tanh (add x 0.0)))", phase="norm")
+    assert "come to rest" in check_rule(growing).counterexample
+    assert check_rule(replace(growing, phase="algebra"))
 
 
 def test_plug_in(tmp_path: Path) -> None:

@@ -23,22 +23,30 @@ def settle(eg: EGraph) -> None:
             break
 
 
+MOST = 25  # steps after which a normalisation must have come to rest
+
+
 def run(rule: Rule, program: Program) -> tuple[Graph, int]:
-    """The e-graph after a few steps of one rule; how often it matched.  RuleError if the engine cannot run it."""
+    """The e-graph after a few steps of one rule; how often it matched.  RuleError if the engine cannot run it, or if it is a
+    normalisation and does not come to rest (it would run for ever)."""
     split = ("k",) if rule.phase == "split" else ()
-    matches = 0
+    matches, steps = 0, 3
     if rule.phase == "norm":  # step by step: to fixpoint, one that grows would not come back
-        rule = replace(rule, phase="sums")
+        rule, steps = replace(rule, phase="sums"), MOST
     try:
         with engine(()) as eg:
             for text in rule.egglog.split("\n"):
                 eg.run(text)
             load(eg, program, split, fold_constants=False)
             eg.everywhere('(set (has "any" t) ())')
-            for _ in range(3):
+            for step in range(steps):
                 settle(eg)
                 report = eg.run(f"(run-schedule (run {rule.phase}))")[0].report
                 matches += sum(n for name, n in report.num_matches_per_rule.items() if name == rule.name)
+                if not report.updated:
+                    break
+                if step + 1 == MOST:
+                    raise RuleError("as a normalisation it does not come to rest")
             settle(eg)
             return eg.freeze(len(program.outputs)), matches
     except bindings().EggSmolError as e:

@@ -241,5 +241,7 @@ def _plainer(case: Case) -> Iterator[Case]:
 
 
 def _weight(x: np.ndarray) -> float:
-    """How complicated an array is: what each number costs to write down, and 0 before 1 before others."""
-    return float(sum(len(f"{abs(v):g}") + (v != 0) + (v not in (0.0, 1.0)) + np.signbit(v) for v in np.ravel(x)))
+    """How complicated an array is: what each number costs to write down, 0 before 1 before others, and −0 last."""
+    return float(
+        sum(len(f"{abs(v):g}") + (v != 0) + (v not in (0.0, 1.0)) + (9 if v == 0 else 1) * np.signbit(v) for v in np.ravel(x))
+    )
