@@ -36,6 +36,7 @@ class Form:
     fixed: tuple[Load, ...]
     chained: bool
     batch: tuple[str, ...]
+    carried: frozenset[tuple[tuple[str, ...], tuple[str, ...]]]  # (row axes, column axes) of what is carried
 
 
 def form(program: TileProgram, block: Block) -> Form | None:
@@ -64,6 +65,7 @@ def form(program: TileProgram, block: Block) -> Form | None:
     products = []
     lefts: dict[int, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {}
     chained = False
+    carried: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
     tiles: dict[int, Load] = {}
     for s in units:
         p = W.Product.of(s)
@@ -78,6 +80,8 @@ def form(program: TileProgram, block: Block) -> Form | None:
         products.append((tuple(sorted(rows)), tuple(sorted(cols)), tuple(sorted(p.inner))))
         if a or b:
             lefts[left] = products[-1]
+        if s.out.id in nexts:
+            carried.add(products[-1][:2])
         for v in (s.a, s.b):
             if v.id in loads:
                 if loads[v.id].out.id != v.id or program.buffer(loads[v.id].buffer).dtype not in HALF:
@@ -99,7 +103,7 @@ def form(program: TileProgram, block: Block) -> Form | None:
     staged = tuple(t for t in tiles.values() if id(t) in inside)
     fixed = tuple(t for t in tiles.values() if id(t) not in inside)
     batch = tuple(sorted({a for s in units for a in W.Product.of(s).batch}))
-    return Form(loop, tuple(products), tuple(lefts.values()), staged, fixed, chained, batch)
+    return Form(loop, tuple(products), tuple(lefts.values()), staged, fixed, chained, batch, frozenset(carried))
 
 
 def _operands(s: object) -> tuple[Value, ...]:
@@ -125,11 +129,17 @@ def price(
         fits = fits & (n % 8 == 0) & (n <= 256) & (inner % 16 == 0)
     for a in f.batch:
         fits = fits & (tile[a] == 1)
-    held = 0.0 * one  # 32-bit words in registers: results of products, and left operands, rounded
-    for r, c, _ in f.products:
-        held = held + sizes.elements(r) * sizes.elements(c)
-    for r, _, k in f.computed:
-        held = held + sizes.elements(r) * sizes.elements(k) / 2.0
+    # 32-bit words in registers: sums, results that the iteration reads, left operands, rounded
+    sums, scores, operands = (
+        sum((sizes.elements(r) * sizes.elements(x) for r, x in axes), 0.0 * one)
+        for axes in (
+            [(r, c) for r, c, _ in f.products if (r, c) in f.carried],
+            [(r, c) for r, c, _ in f.products if (r, c) not in f.carried],
+            [(r, k) for r, _, k in f.computed],
+        )
+    )
+    both = sums + scores + operands / 2.0
+    held = np.minimum(both, sums + np.maximum(scores, operands / 2.0))
     panel: dict[int, Array] = {}
     for t in (*f.staged, *f.fixed):
         axes = [a for a in t.out.axes]
@@ -153,11 +163,12 @@ def price(
     out: list[tuple[int, int, Array, dict]] = []
     for groups in (1, 2, 3):
         registers = held / (128 * groups) + 36.0
+        apart = both / (128 * groups) + 36.0 > REGISTERS[groups] - 8.0  # no room for two iterations at a time
         ok = fits & (m_rows == ROWS * groups) & (registers <= REGISTERS[groups])
         if not bool(np.any(ok)):
             continue
         hidden = m.beside if groups > 1 else 0.6
-        each = most + hidden * rest + trips * (STEP if f.chained else STEP / 8) + START
+        each = most * np.where(apart, 1.15, 1.0) + hidden * rest + trips * (STEP if f.chained else STEP / 8) + START
         for stages in STAGES:
             used = fixed + staged * stages + 4096
             good = ok & (used <= m.shared_block) & (stages <= np.maximum(trips, 2))

@@ -94,6 +94,16 @@ NORMAL = [
         phase="norm",
     ),
     Rule(
+        "cancel-across-sums",
+        "normal",
+        "(add (add y in*) (add (mul -1.0 y) ex*) rest*)",
+        "(add (add in*) (add ex*) rest*)",
+        when="(finite y)",
+        law="(x + y) + (z − y) = x + z, y finite",
+        numerics="needs finite",
+        phase="norm",
+    ),
+    Rule(
         "collect-terms",
         "normal",
         "(add (mul (num v) ms*) (mul (num w) ms*) rest*)",

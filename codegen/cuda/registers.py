@@ -10,7 +10,7 @@ from ..tile import Gather, Iota, Load, Loop, Map, Mask, Stmt, Value
 from .kernel import KernelText, Place
 from .layout import COLUMN, Group, Layout
 from .schedule import Schedule
-from .text import Names, apply, constant
+from .text import Names, affine, apply, constant
 
 
 class LoopState:
@@ -308,10 +308,23 @@ class Frame(Place):
         """A position or a mask, worked out where it is used."""
         s = self.e.inline.get(v.id)
         if isinstance(s, Iota):
-            return f"({self.e.compute})({self.affine(s.index)})"
+            return self.number(s.index)
         if isinstance(s, Mask):
             return "(" + (" && ".join(map(self.holds, s.constraints)) or "true") + ")"
         return self.operand(v)
+
+    def number(self, ix: Affine) -> str:
+        """A position as a floating-point number: of a first place, one conversion for all slots, plus the slot's own distance."""
+        e = self.e
+        sloted = [(a, c, g) for a, c in ix.terms if (g := self.group_of(a)) is not None and e.tile.get(a, 1) > 1]
+        if len(sloted) != 1 or len(sloted[0][2].axes) != 1 or max(map(abs, ix.bounds(e.p.extents))) >= 2**23:
+            return f"({e.compute})({self.affine(ix)})"
+        a, c, g = sloted[0]
+        start = e.start.get(a, "0")
+        first = e.base(g) if start == "0" else f"({start} + {e.base(g)})"
+        place = {b: first if b == a else self.position(b) for b in ix.axes}
+        step = e.slot(g) if c == 1 else f"{c} * {e.slot(g)}"
+        return f"(({e.compute})({affine(ix, place)}) + ({e.compute})({step}))"
 
     def compute(self, s: Stmt) -> str:
         e = self.e

@@ -21,6 +21,34 @@ def fold_exponentials(p: TileProgram) -> TileProgram:
     return _Scaling(p).run()
 
 
+def exponents(p: TileProgram) -> set[int]:
+    """Values that end up in exponents: themselves, their extrema, or their differences."""
+    found: set[int] = set()
+
+    def visit(body: tuple[Stmt, ...]) -> None:
+        for s in reversed(body):
+            match s:
+                case Map(fn="exp" | "exp2"):
+                    found.add(s.args[0].id)
+                case Map(fn="where") if s.out.id in found:
+                    found.update(a.id for a in s.args[1:])
+                case Map(fn="add" | "sub" | "max" | "min") if s.out.id in found:
+                    found.update(a.id for a in s.args)
+                case Map(fn="mul") if s.out.id in found:
+                    found.update(a.id for a in s.args if a.axes == s.out.axes)
+                case Reduce(op="max" | "min") if s.out.id in found:
+                    found.update(a.id for a in (s.arg, s.acc) if a)
+                case Loop():
+                    before = -1
+                    while before != len(found):
+                        before = len(found)
+                        found.update(c.next.id for c in s.carries if {c.out.id, c.phi.id} & found)
+                        visit(s.body)
+
+    visit(p.body)
+    return found
+
+
 class _Scaling:
     def __init__(self, p: TileProgram):
         self.p = p
@@ -33,6 +61,7 @@ class _Scaling:
         self.reps: dict[int, tuple[Value, float]] = {}
         self.made: dict[tuple[int, float], Value] = {}  # (value, factor) → product
         self.defs: dict[int, Stmt] = {}
+        self.exponents = exponents(p)
 
     def run(self) -> TileProgram:
         body = self.block(self.p.body)
@@ -58,6 +87,14 @@ class _Scaling:
             return v
         if v.id in self.constants:
             return self.const(self.constants[v.id] * f)
+        d = self.defs.get(v.id)
+        if isinstance(d, Map) and d.fn == "mul" and (small := [a for a in d.args if len(a.axes) < len(v.axes)]):
+            if (v.id, f) not in self.made:  # a factor of fewer elements takes it up
+                few = min(small, key=lambda a: math.prod(self.p.axes[x].tile for x in a.axes if x in self.p.axes))
+                args = tuple(self.times(a, f, out) if a is few else a for a in d.args)
+                self.made[v.id, f] = self.new(v.axes)
+                out.append(Map(self.made[v.id, f], "mul", args, d.role))
+            return self.made[v.id, f]
         if (v.id, f) not in self.made:
             self.made[v.id, f] = self.new(v.axes)
             out.append(Map(self.made[v.id, f], "mul", (v, self.const(f))))
@@ -128,6 +165,9 @@ class _Scaling:
             if common is not None:
                 self.reps[s.out.id] = s.out, common
                 return replace(s, args=tuple(v for v, _ in reps))
+            if s.fn == "add" and s.out.id in self.exponents:  # the sum in units of log 2: its terms are scaled, not the sum
+                self.reps[s.out.id] = s.out, 1.0 / LOG2E
+                return replace(s, args=tuple(self.times(v, f * LOG2E, out) for v, f in reps))
         elif s.fn in ("lt", "le", "eq", "ne"):
             if self.common(reps, values) is not None:
                 return replace(s, args=tuple(v for v, _ in reps))

@@ -182,6 +182,7 @@ class WarpgroupPlanner(Planner):
         if ring and fixed and not isinstance(want, int):
             stages = max(min(stages, 2), min(stages, (room - fixed) // ring))  # rather a second set of what lies outside the loop
         overlap = bool(self.p.choices.get("overlap", True)) and bool(parts.early) and trips > 1
+        overlap = overlap and self.count_registers(True) <= REGISTERS[self.consumers][1] - 36
         if not parts.early and (parts.score or parts.weight or parts.state):
             raise Unsupported("elementwise work between products of loaded tiles")
         if (overlap or not parts.early) and stages < 2:
@@ -245,18 +246,22 @@ class WarpgroupPlanner(Planner):
         pipe.work, pipe.work_full, pipe.work_empty = at, at + 8 * WORK_SLOTS, at + 16 * WORK_SLOTS
         at += 24 * WORK_SLOTS
         pipe.shared = o.shared = at
-        o.registers = self.count_registers()
+        o.registers = self.count_registers(overlap)
         limit = REGISTERS[self.consumers][1]
         if o.registers > limit - 24:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
         o.min_blocks = 1
         self.out_pipeline = pipe
 
-    def count_registers(self) -> int:
-        """Results of products, and left operands, rounded; elementwise work goes through them piece by piece."""
-        n = sum(self.out.home[v].slots for v in self.out.contracts)
+    def count_registers(self, overlap: bool = True) -> int:
+        """Results of products, and left operands, rounded (which with no overlap take the place of early results); elementwise work
+        goes through them piece by piece."""
+        late = {c.out.id for c in self.loop.body if isinstance(c, Contract) and c.acc is not None}
+        sums = sum(self.out.home[v].slots for v in self.out.contracts if v in late)
+        scores = sum(self.out.home[v].slots for v in self.out.contracts if v not in late)
         rounded = {c.left.value.id: c.left.layout for c in self.out.contracts.values() if c.left.where == "register"}
-        return n + sum(x.slots // 2 for x in rounded.values() if x is not None) + 36
+        operands = sum(x.slots // 2 for x in rounded.values() if x is not None)
+        return sums + (scores + operands if overlap else max(scores, operands)) + 36
 
     def pivot_choice(self, may_freeze: bool) -> tuple[Pivots, str]:
         """What the program asks for, as far as its results allow it."""
