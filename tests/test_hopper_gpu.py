@@ -1,0 +1,114 @@
+"""Pipelines of warpgroups on a Hopper GPU: run with `pytest -m gpu tests/test_hopper_gpu.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import eqsat_neptune as en
+from eqsat_neptune.programs import CASES
+from eqsat_neptune.runtime import available
+
+pytestmark = pytest.mark.gpu
+SHAPE = (1, 8, 1000, 128)
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    torch = pytest.importorskip("torch", reason="makes arrays on the GPU")
+    if available() or not torch.cuda.is_available():
+        pytest.skip(available() or "PyTorch sees no GPU")
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no Hopper GPU")
+    torch.manual_seed(0)
+    return torch
+
+
+@pytest.fixture(scope="module")
+def kernel() -> en.Kernel:
+    case = CASES["prefill_causal"]
+    k = en.optimize(en.trace(case.function("full"), *[en.TensorSpec(SHAPE, "bfloat16")] * 3), "cuda:sm_90a")
+    assert k.plan.kernels[0].choices.get("warpgroups"), k.plan
+    return k
+
+
+def draw(torch: Any, *shape: int) -> Any:
+    return torch.randn(shape, device="cuda").to(torch.bfloat16)
+
+
+def reference(torch: Any, q: Any, k: Any, v: Any) -> Any:
+    s = q.double() @ k.double().mT / q.shape[-1] ** 0.5
+    keep = torch.ones(s.shape[-2:], dtype=torch.bool, device="cuda").tril()
+    return torch.softmax(s.masked_fill(~keep, -torch.inf), -1) @ v.double()
+
+
+def error(got: Any, want: Any) -> float:
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+@pytest.mark.parametrize("how", ["contiguous", "transposed", "shifted by an element", "one head for all", "every other column"])
+def test_inputs_in_any_place(torch: Any, kernel: en.Kernel, how: str) -> None:
+    """Tensor maps where they can describe an input, else element by element."""
+    b, h, n, d = SHAPE
+    q, v = draw(torch, *SHAPE), draw(torch, *SHAPE)
+    k = {
+        "contiguous": lambda: draw(torch, *SHAPE),
+        "transposed": lambda: draw(torch, b, n, h, d).transpose(1, 2),
+        "shifted by an element": lambda: draw(torch, b * h * n * d + 1)[1:].view(SHAPE),
+        "one head for all": lambda: draw(torch, b, 1, n, d).expand(SHAPE),
+        "every other column": lambda: draw(torch, b, h, n, 2 * d)[..., ::2],
+    }[how]()
+    assert error(kernel(q, k, v), reference(torch, q, k, v)) < 3e-3
+
+
+def test_streams_at_once(torch: Any, kernel: en.Kernel) -> None:
+    """Kernels that count their tiles in memory do not share the count with one that runs beside them."""
+    q, k, v = (draw(torch, *SHAPE) for _ in range(3))
+    want = kernel(q, k, v)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    outs = []
+    for n in range(40):
+        with torch.cuda.stream(streams[n % 4]):
+            outs.append(kernel(q, k, v))
+    torch.cuda.synchronize()
+    assert all(torch.equal(o, want) for o in outs)
+
+
+def test_in_a_graph(torch: Any, kernel: en.Kernel) -> None:
+    q, k, v = (draw(torch, *SHAPE) for _ in range(3))
+    want = kernel(q, k, v)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = kernel(q, k, v)
+        second = kernel(q, k, v)
+    for _ in range(3):
+        first.fill_(float("nan"))
+        second.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(first, want) and torch.equal(second, want)
+
+
+def test_pivots_that_were_too_low(torch: Any) -> None:
+    """Scores that outgrow the first tile's by more than float32 holds: such tiles are computed again."""
+    shape = (1, 4, 1500, 128)
+    case = CASES["prefill_global"]
+    kernel = en.optimize(en.trace(case.function("full"), *[en.TensorSpec(shape, "bfloat16")] * 3), "cuda:sm_90a")
+    assert kernel.plan.kernels[0].choices.get("pivot") == "frozen"
+    q, k, v = (draw(torch, *shape) for _ in range(3))
+    k[:, 1:3, 200:260] *= 300
+    want = torch.softmax(q.double() @ k.double().mT / 128**0.5, -1) @ v.double()
+    assert error(kernel(q, k, v), want) < 4e-3
+    assert torch.equal(kernel(q, k, v), kernel(q, k, v))
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_what_is_not_finite_shows_where_it_counts(torch: Any, kernel: en.Kernel, bad: str) -> None:
+    q, k, v = (draw(torch, *SHAPE) for _ in range(3))
+    v[0, 2, 500] = float(bad)
+    out = kernel(q, k, v)
+    assert torch.isfinite(out[0, :2]).all() and torch.isfinite(out[0, 3:]).all() and torch.isfinite(out[0, 2, :384]).all()
+    assert not torch.isfinite(out[0, 2, 500:]).any()
