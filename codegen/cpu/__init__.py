@@ -1,8 +1,9 @@
 """The `cpu` target: tile programs run by NumPy and BLAS, tile by tile, on a pool of threads.
 
     rewrite.py, factors.py   tile program → tile program that is simpler, or cheaper here
-    frozen.py                … that needs no running maxima, for arguments whose norms bound the exponents
-      invariance.py, bounds.py   what does not depend on a maximum; what bounds an exponent
+    frozen.py                … that needs no running maxima, for arguments whose norms say that no exponent is large
+      invariance.py            what does not depend on a maximum
+      estimates.py             how large an exponent is
     layout.py                types, order of axes, scratch memory
     frame.py, bind.py        statements → steps on the memory of one worker
     contract.py              contractions as matrix products

@@ -22,7 +22,7 @@ from ...program import elements
 from ...terms import axis_index
 from ..lower import live
 from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
-from .bounds import Bound, Bounds, Norm, norm
+from .estimates import Estimate, Estimates, Norm, norm
 from .functions import FAST_EXP2
 from .invariance import Form, Forms, Unknown
 from .rewrite import Fresh, loose_limits, rename
@@ -50,22 +50,22 @@ class Guard:
 
 @dataclass(frozen=True)
 class Frozen:
-    """program: also writes the guards.  bounds: on exponents, to be estimated from the arguments."""
+    """program: also writes the guards.  exponents: how large they are, as the arguments tell."""
 
     program: TileProgram
-    bounds: tuple[Bound, ...]
+    exponents: tuple[Estimate, ...]
     guards: tuple[Guard, ...]
 
     @property
     def norms(self) -> list[Norm]:
-        return list(dict.fromkeys(n for b in self.bounds for _, ns in b.terms for n in ns))
+        return list(dict.fromkeys(n for e in self.exponents for n in e.norms()))
 
     def fits(self, arrays: dict[str, np.ndarray]) -> bool:
         """Are the exponents small enough for these arguments?  arrays: by buffer."""
         dtype = np.dtype(self.program.compute_dtype)
         with np.errstate(all="ignore"):
             norms = {n: norm(arrays[n.buffer], n.dims, dtype) for n in self.norms}
-        return all(b.of(norms) <= MOST for b in self.bounds)
+        return all(e.of(norms) <= MOST for e in self.exponents)
 
     def failed(self, arrays: dict[str, np.ndarray], block: Callable[[int], dict[str, slice]], blocks: int) -> list[int]:
         """Blocks with rows that must be computed again.  block: its part of each axis."""
@@ -109,16 +109,18 @@ class _Freeze:
 
     def run(self) -> Frozen:
         weights = [s for s in self.source.values() if isinstance(s, Map) and s.fn == "exp" and not self.form(s.out).free]
-        limits = Bounds(self.p, self.source, lambda v: v.id in self.forms.aliases)
-        bounds = [limits.of(s.args[0]) for s in weights]
-        known = tuple(dict.fromkeys(b for b in bounds if b is not None and b.terms))
-        if not known or None in bounds or any(sum(c for c, ns in b.terms if not ns) > MOST for b in known):
+        estimates = Estimates(self.p, self.source, lambda v: v.id in self.forms.aliases)
+        sizes = {s.out: estimates.of(s.args[0]) for s in weights}
+        sizes = {v: e for v, e in sizes.items() if e is None or any(e.norms()) or e.of({}) > MOST}  # the others are small anyway
+        norms = dict.fromkeys((n for e in sizes.values() if e is not None for n in e.norms()), 0.0)
+        exponents = tuple(dict.fromkeys(e for e in sizes.values() if e is not None))
+        if not exponents or len(exponents) < len(set(sizes.values())) or any(e.of(norms) > MOST for e in exponents):
             raise Unknown(self.p)
         steepest = max(abs(a) for s in weights for _, a in self.form(s.out).coef)
         if any(abs(a) > 1.001 * steepest for f in self.forms.form.values() if f.times for _, a in f.coef):
             raise Unknown(self.p)  # squares of weights would leave the range of exponents
-        made = sum(elements(tuple(self.p.axes[a].extent for a in s.out.axes)) for s, b in zip(weights, bounds) if b and b.terms)
-        read = sum(self.p.buffer(b).size for b in {n.buffer for b in known for _, ns in b.terms for n in ns})
+        made = sum(elements(tuple(self.p.axes[a].extent for a in v.axes)) for v in sizes)
+        read = sum(self.p.buffer(b).size for b in {n.buffer for n in norms})
         if made < max(SMALL, WORTH * read):
             raise Unknown(self.p)
         body = list(self.body(self.p.body, ()))
@@ -127,7 +129,7 @@ class _Freeze:
         body = [*self.numbers.values(), *live(body, set())]
         axes = {a: replace(x, role="whole") if a in self.whole else x for a, x in self.p.axes.items()}
         writes = (*self.p.writes, *self.writes)
-        return Frozen(replace(self.p, axes=axes, body=live(body, set()), writes=writes), known, tuple(self.guards))
+        return Frozen(replace(self.p, axes=axes, body=live(body, set()), writes=writes), exponents, tuple(self.guards))
 
     def form(self, v: Value) -> Form:
         return self.forms.form[v.id]
