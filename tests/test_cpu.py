@@ -757,6 +757,17 @@ def test_reads_outside_of_an_array_give_zero() -> None:
         close(run(plan, x)["Y"], sum(padded[:, 2 * t : 2 * t + 10] * x["W"][t] for t in range(3)), 1e-6)
 
 
+@pytest.mark.parametrize("step,first", [(1, -3), (1, 4), (2, -5), (-1, 7), (-2, 17), (-3, 40), (1, 100), (1, -100)])
+@pytest.mark.parametrize("tile", [4, 11])
+def test_reads_partly_outside_of_an_array(step: int, first: int, tile: int) -> None:
+    x = {"X": rng().standard_normal((4, 10)).astype(np.float32)}
+    y = add(inp("X", (affine(0, c=1), affine(first, i=step))), inp("X", (affine(-2, c=1), affine(first, i=step))))
+    plan = make_plan([({"Y": (y, ("c", "i"))}, dict(c=("grid", 3), i=("grid", tile)))], dict(c=4, i=11), x, compute="float32")
+    at = first + step * np.arange(11)
+    inside = np.where((at >= 0) & (at < 10), x["X"][:, at.clip(0, 9)], 0)
+    close(run(plan, x)["Y"], inside + np.concatenate([np.zeros((2, 11)), inside[:2]]), 1e-6, least=1.0)
+
+
 @pytest.mark.slow
 def test_faster_than_unfused_numpy() -> None:
     x = qkv(1, 8192, 64)

@@ -163,17 +163,51 @@ class Scope:
         window = self.window(h.buffer)
         index, inside = self.positions(s.index, dims, self.plan.formats[h.buffer].shape)
         frame, stride, start = self.frame, h.stride, h.start
+        box = self.box(s.index, dims, self.plan.formats[h.buffer].shape)
+
+        def copy(out: np.ndarray, lengths: tuple[int, ...], first: int) -> None:
+            first += start + sum(k * frame.position[a] for a, k in stride)
+            np.copyto(out, np.ndarray(lengths, h.dtype, frame.windows[h.buffer], first, strides), casting="unsafe")
 
         def fetch() -> None:
             if inside():
-                first = start + sum(k * frame.position[a] for a, k in stride)
-                np.copyto(dest, np.ndarray(shape, h.dtype, frame.windows[h.buffer], first, strides), casting="unsafe")
+                copy(dest, shape, 0)
                 return
-            at, valid = index()
             dest[...] = 0
-            np.copyto(dest, window()[at], casting="unsafe", where=valid)
+            if box is None:
+                at, valid = index()
+                np.copyto(dest, window()[at], casting="unsafe", where=valid)
+                return
+            part = box()
+            lengths = tuple(hi - lo for lo, hi in part)
+            if all(n > 0 for n in lengths):
+                copy(dest[tuple(slice(*x) for x in part)], lengths, sum(lo * s for (lo, _), s in zip(part, strides)))
 
         return [fetch]
+
+    def box(
+        self, index: tuple[Affine, ...], dims: tuple[str, ...], shape: tuple[int, ...]
+    ) -> Callable[[], list[tuple[int, int]]] | None:
+        """Which elements of the tile lie in the buffer: a range of each of its dimensions.  None: not always a box."""
+        moving = [[(d, c) for d, a in enumerate(dims) for b, c in ix.terms if a == b and self.length[a] > 1] for ix in index]
+        if any(len(m) > 1 for m in moving):
+            return None
+        parts = [(m[0] if m else (0, 0), self.offsets(ix, dims)[1], n) for m, ix, n in zip(moving, index, shape)]
+        lengths = [self.length[a] for a in dims]
+
+        def ranges() -> list[tuple[int, int]]:
+            lo, hi = [0] * len(lengths), list(lengths)
+            for (d, c), base, n in parts:
+                at = base()
+                if c == 0:
+                    if not 0 <= at < n:
+                        return [(0, 0)] * max(1, len(lengths))
+                    continue
+                first, last = (-at, n - 1 - at) if c > 0 else (at - n + 1, at)  # least and most of |c|·place
+                lo[d], hi[d] = max(lo[d], -(-first // abs(c))), min(hi[d], last // abs(c) + 1)
+            return list(zip(lo, hi))
+
+        return ranges
 
     def window(self, buffer: int) -> Callable[[], np.ndarray]:
         """The whole buffer as an array."""
