@@ -352,10 +352,11 @@ def test_products_by_slabs(
         (x, X), (y, Y), (out, O) = tensor(xs, 1, shift), tensor(ys, 2, shift), tensor(outs, 3, 0)
         out[...] = np.nan
         for still in (False, True):
-            first: list = []
-            steps = contraction([], O, X, Y, ("k",), (still, still), first)
-            for step in [*first, *steps]:
-                step()
+            kept = contract.Kept()
+            for _ in range(2):  # the second time there is nothing left to copy
+                steps = contraction([], O, X, Y, ("k",), (1, 2) if still else (None, None), kept)
+                for step in [*kept.steps, *steps]:
+                    step()
             close(out, np.einsum(f"{lead}{xs},{lead}{ys}->{lead}{outs}", x.astype(float), y.astype(float)), 2e-6)
 
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from ...errors import InputError
 from ...terms import PREDICATES, REDUCTIONS, Affine
-from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, Value, results, walk
-from .contract import Reg, Step, Tensor, contraction, empty, invoke
+from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, Value, operands, results, walk
+from .contract import Kept, Reg, Step, Tensor, contraction, empty, invoke
 from .frame import Frame, Plan, live_range
 from .functions import FUNCTIONS, REDUCERS
 from .layout import Home
@@ -42,10 +42,18 @@ def ones(axis: str, n: int, dtype: np.dtype) -> Tensor:
 class Scope:
     """Statements under given tile lengths, on the memory of a frame."""
 
-    def __init__(self, plan: Plan, frame: Frame, length: dict[str, int], parent: Scope | None = None, loop: Loop | None = None):
-        """loop: whose body it is, if not the program's."""
-        self.plan, self.frame, self.length, self.parent = plan, frame, length, parent
-        self.first: list[Step] | None = None if loop is None else []  # to be run before the loop
+    def __init__(
+        self,
+        plan: Plan,
+        frame: Frame,
+        length: dict[str, int],
+        parent: Scope | None = None,
+        loop: Loop | None = None,
+        kept: Kept | None = None,
+        fresh: frozenset[int] = frozenset(),
+    ):
+        """loop: whose body it is, if not the program's; kept: what is made before it; fresh: state that counts as 0 still."""
+        self.plan, self.frame, self.length, self.parent, self.kept, self.fresh = plan, frame, length, parent, kept, fresh
         self.inside = (
             set() if loop is None else {v.id for s in walk(loop.body) for v in results(s)} | {c.phi.id for c in loop.carries}
         )
@@ -457,7 +465,7 @@ class Scope:
     def result(self, s: Reduce | Contract) -> tuple[Tensor, list[Step]]:
         """Where the tile's part goes, and the step that adds it to the accumulator."""
         out = self.tensor(s.out)
-        if s.acc is None:
+        if s.acc is None or s.acc.id in self.fresh:
             return out, []
         h = self.homes[s.out.id]
         part = self.scratch(h.dims, h.dtype, self.layout.scratch[s.out.id])
@@ -536,8 +544,8 @@ class Scope:
             dims = tuple(part.dims)
             kw = {"dtype": part.dtype}
             return [self.invoke(np.multiply, a.aligned(dims), b.aligned(dims), out=part.aligned(dims), **kw), *then]
-        still = (s.a.id not in self.inside, s.b.id not in self.inside)
-        return [*contraction(self.frame.registers, part, a, b, summed, still, self.first), *then]
+        names = tuple(None if self.kept is None or v.id in self.inside else v.id for v in (s.a, s.b))
+        return [*contraction(self.frame.registers, part, a, b, summed, names, self.kept), *then]  # type: ignore[arg-type]
 
     # ---- loops
     def loop(self, s: Loop) -> list[Step]:
@@ -546,42 +554,58 @@ class Scope:
         tile, plain = plan.program.axes[axis].tile, replace(s, constraints=())
         unit = max(1, tile // 4)  # ends are rounded up to it, or there would be too many lengths to bind
         narrowed = bool(s.constraints)
-        bound: dict[int, tuple[list[Step], list[Step]]] = {}  # length of the tile → what to do before the loop, and in it
+        bound: dict[tuple[int, bool], list[Step]] = {}  # length of the tile, is it the first one?
+        kept = Kept()
+        fresh = self.fresh_state(s)
         starts: list[Step] = []
+        zeros: list[Step] = []  # of state that the first trip overwrites
         for c in s.carries:
             phi = self.tensor(c.phi)
             dims = tuple(phi.dims)
             h = self.homes[c.init.id]
             init = self.constant(h.value, phi.dtype).aligned(()) if h.kind == "const" else self.tensor(c.init).aligned(dims)
-            starts.append(self.invoke(np.copyto, phi.aligned(dims), init, casting="same_kind"))
+            start = self.invoke(np.copyto, phi.aligned(dims), init, casting="same_kind")
+            (zeros if c.phi.id in fresh else starts).append(start)
 
-        def bind(n: int) -> tuple[list[Step], list[Step]]:
-            inner = Scope(plan, frame, {**length, axis: n}, self, s)
+        def bind(n: int, head: bool) -> list[Step]:
+            inner = Scope(plan, frame, {**length, axis: n}, self, s, kept, fresh if head else frozenset())
+            before = len(kept.steps)
             steps = [*inner.steps(s.body), *inner.advance(s)]
-            return inner.first or [], steps
+            for step in kept.steps[before:]:
+                step()
+            return steps
 
         def run() -> None:
-            for step in starts:
-                step()
             first, end = live_range(s, plan, position, length, extents)
             if narrowed and first < end:
                 exists = live_range(plain, plan, position, length, extents)[1]
                 first, end = first // tile * tile, min(exists, -(-end // unit) * unit)
-            ready: set[int] = set()
+            for step in starts if first < end else [*starts, *zeros]:
+                step()
+            if first < end:
+                for step in kept.steps:
+                    step()
             for at in range(first, end, tile):
-                n = min(tile, end - at)
                 position[axis] = at
-                if n not in bound:
-                    bound[n] = bind(n)
-                before, steps = bound[n]
-                if n not in ready:
-                    ready.add(n)
-                    for step in before:
-                        step()
-                for step in steps:
+                key = min(tile, end - at), bool(fresh) and at == first
+                if key not in bound:
+                    bound[key] = bind(*key)
+                for step in bound[key]:
                     step()
 
         return [run]
+
+    def fresh_state(self, s: Loop) -> frozenset[int]:
+        """State that begins at 0 and to which something is added, once, and nothing else: the first trip need not add."""
+        reads = [v.id for x in walk(s.body) for v in operands(x)]
+        reads += [c.next.id for x in walk((s,)) if isinstance(x, Loop) for c in x.carries]
+        added = [
+            x.acc.id
+            for x in s.body
+            if isinstance(x, Reduce | Contract) and x.acc is not None and (isinstance(x, Contract) or x.op == "+")
+        ]
+        zero = {c.phi.id for c in s.carries if (h := self.homes[c.init.id]).kind == "const" and h.value == 0.0}
+        return frozenset(v for v in added if v in zero and reads.count(v) == 1)
 
     def advance(self, s: Loop) -> list[Step]:
         """Carried values move on, where they have not been updated in place."""

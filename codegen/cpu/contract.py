@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -159,23 +159,31 @@ def slab(m: int, n: int, k: int, dtype: np.dtype, contiguous: bool) -> int:
     return min((r for r in SLABS[contiguous] if r * n * k <= UNPACKED and m >= 2 * r), key=lambda r: (m % r, -r), default=0)
 
 
+@dataclass
+class Kept:
+    """Copies of operands that do not change in a loop, and the steps that make them before it."""
+
+    steps: list[Step] = field(default_factory=list)
+    copies: dict[tuple[int | None, tuple[str, ...], np.dtype], Tensor] = field(default_factory=dict)
+
+
 def contraction(
     regs: list,
     out: Tensor,
     a: Tensor,
     b: Tensor,
     summed: tuple[str, ...],
-    still: tuple[bool, bool] = (False, False),
-    first: list[Step] | None = None,
+    names: tuple[int | None, int | None] = (None, None),
+    kept: Kept | None = None,
 ) -> list[Step]:
     """out = Σ a·b.  Every axis in `summed` belongs to both operands.
 
-    still: operands that change less often than this runs; what must be done only when they do is added to `first`."""
+    names: of operands that change less often than this runs; copies of these are made and remembered in `kept`."""
     if any(out.dims[x][0] == 0 for x in out.dims):
         return []
     if any(a.dims[x][0] == 0 for x in summed if x in a.dims):
         return [invoke(regs, np.copyto, out.aligned(tuple(out.dims)), out.dtype.type(0))]
-    return _Contraction(regs, out, [a, b], summed, still, first).bind()
+    return _Contraction(regs, out, [a, b], summed, names, kept or Kept()).bind()
 
 
 Dim = tuple[int, int]  # length, stride in bytes in one tensor
@@ -190,11 +198,11 @@ class _Contraction:
         out: Tensor,
         operands: list[Tensor],
         summed: tuple[str, ...],
-        still: tuple[bool, bool],
-        first: list[Step] | None,
+        names: tuple[int | None, int | None],
+        kept: Kept,
     ):
         a, b = operands
-        self.regs, self.out, self.operands, self.still, self.first = regs, out, operands, still, first
+        self.regs, self.out, self.operands, self.names, self.kept = regs, out, operands, names, kept
         self.inner = [x for x in summed if x in a.dims]
         self.shared = [x for x in a.dims if x in b.dims and x not in self.inner]
         self.own = ([x for x in a.dims if x not in b.dims], [x for x in b.dims if x not in a.dims])
@@ -218,10 +226,18 @@ class _Contraction:
         """The operand becomes a contiguous copy."""
         t, own = self.operands[which], self.own[which]
         order = (*self.shared, *own, *self.inner) if inner_last else (*self.shared, *self.inner, *own)
+        key = (self.names[which], order, self.out.dtype)
+        if key in self.kept.copies:
+            self.operands[which] = self.kept.copies[key]
+            return
         self.operands[which] = new = empty({x: t.dims[x][0] for x in order}, self.out.dtype)
         turns = bool(order) and t.dims[order[-1]][0] > STRIP and t.dims[order[-1]][1] != t.dtype.itemsize
         copy = invoke(self.regs, by_strips if turns else np.copyto, new.aligned(order), t.aligned(order))
-        (self.steps if self.first is None or not self.still[which] else self.first).append(copy)
+        if self.names[which] is None:
+            self.steps.append(copy)
+        else:
+            self.kept.steps.append(copy)
+            self.kept.copies[key] = new
 
     def arrange(self) -> None:
         """Axes as dimensions.  batch: (length, strides in a, b, out); free: rows and columns with strides in (out, operand);
@@ -319,7 +335,7 @@ class _Contraction:
         address, steps = self.operands[which].address, (k[which], *self.strides(which))
         if height == 0 or (step == self.item and address is not None and not any(x % ALIGN for x in (address, *steps))):
             return height
-        if rows < COPIED[step != self.item] and not self.still[which]:
+        if rows < COPIED[step != self.item] and self.names[which] is None:
             return 0
         self.pack(which, False)
         self.arrange()
