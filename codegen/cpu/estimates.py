@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -68,19 +69,27 @@ def combined(kind: str, args: list[Estimate | None]) -> Estimate | None:
     return known[0] if len(known) == 1 else Estimate(kind, args=tuple(known))
 
 
+@cache
+def sample(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    """(order of dimensions with `dims` last, slices of these that leave about SAMPLE vectors, evenly spread)."""
+    rest = [d for d in range(len(shape)) if d not in dims]
+    steps = dict.fromkeys(rest, 1)
+    for d in sorted(rest, key=lambda d: -shape[d]):
+        left = math.prod(-(-shape[e] // steps[e]) for e in rest)
+        steps[d] = min(max(1, left // SAMPLE), shape[d])
+    return (*rest, *dims), tuple(slice(None, None, steps[d]) for d in rest)
+
+
 def norm(x: np.ndarray, dims: tuple[int, ...], dtype: np.dtype) -> float:
-    """The largest norm of some vectors along `dims`, evenly spread, computed in dtype (NaN if there is one)."""
+    """The largest norm of some vectors along `dims`, computed in dtype (NaN if there is one)."""
     if x.size == 0:
         return 0.0
-    rest = tuple(d for d in range(x.ndim) if d not in dims)
-    x = x.transpose(*rest, *dims)
-    for d in sorted(range(len(rest)), key=lambda d: -x.shape[d]):
-        step = max(1, math.prod(x.shape[: len(rest)]) // SAMPLE)
-        x = x[(slice(None),) * d + (slice(None, None, min(step, x.shape[d])),)]
-    x = x.astype(dtype, copy=False)
+    order, slices = sample(x.shape, dims)
+    x = x.transpose(order)[slices].astype(dtype, copy=False)
+    if len(dims) == 1:
+        return math.sqrt(np.vecdot(x, x).max())
     axes = list(range(x.ndim))
-    squares = np.vecdot(x, x) if len(dims) == 1 else np.einsum(x, axes, x, axes, axes[: len(rest)])
-    return math.sqrt(np.max(squares))
+    return math.sqrt(np.einsum(x, axes, x, axes, axes[: len(slices)]).max())
 
 
 class Estimates:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class Frozen:
     exponents: tuple[Estimate, ...]
     guards: tuple[Guard, ...]
 
-    @property
+    @cached_property
     def norms(self) -> list[Norm]:
         return list(dict.fromkeys(n for e in self.exponents for n in e.norms()))
 
