@@ -151,7 +151,8 @@ class Roofline:
         table = np.stack([r[3] for r in rows])
         best = (table * (1 + 1e-3 * np.arange(len(rows)))[:, None]).argmin(0)  # near-ties go to fewer warps and stages
         picked = np.arange(sizes.points)
-        choices = {n: np.array([float(r[i]) for r in rows])[best] for i, n in enumerate(("warps", "stages", "warpgroups"))}
+        ways = {"warps": [r[0] for r in rows], "stages": [r[1] for r in rows], "warpgroups": [r[2] for r in rows]}
+        choices = {n: np.array(x, float)[best] for n, x in ways.items()}
         if not choices["warpgroups"].any():
             del choices["warpgroups"]
         parts, more = {}, {}

@@ -139,7 +139,7 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
         functions.append(printer.run())
         if isinstance(printer, Warpgroups):
             shapes |= printer.shapes
-            counters |= {x.value: 8 for x in printer.parameters if x.type == "u32*"}
+            counters |= {str(x.value): 8 for x in printer.parameters if x.type == "u32*"}
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
     if shapes:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ...runtime.module import TensorMap
 from ...terms import Affine
 from ..tile import Const, Gather, Iota, Load, Loop, Mask, Stmt, Store, TileProgram, Value, lines, operands, walk
 from .arch import Arch
@@ -16,9 +17,10 @@ from .text import C_TYPES, INTEGERS, Names, Text, affine, at_least_zero
 
 @dataclass(frozen=True)
 class Parameter:
-    """A kernel parameter: `value` is what the launch passes (a buffer, or "buffer.stride2"), type and name as in the text."""
+    """A kernel parameter: `value` is what the launch passes (a buffer, "buffer.stride2", or how a buffer is seen by tensor map), type and
+    name as in the text."""
 
-    value: str
+    value: str | TensorMap
     type: str
     name: str
 

@@ -89,7 +89,7 @@ class Warpgroups(Fragments):
         return n
 
     def setup(self) -> None:
-        t, pipe, s = self.t, self.pipe, self.s
+        t, pipe = self.t, self.pipe
         warps = 4 * pipe.consumers
         with t.block("if (warp_index() == 0 && elect_one())"):
             for name in self.map_names.values():
@@ -222,7 +222,7 @@ class Warpgroups(Fragments):
     def copy_start(self, together: Sequence[int], ring: str, part: int) -> None:
         """Wait until tiles that share barriers may be filled, and say how much will come."""
         pipe, leader = self.pipe, self.pipe.leader[together[0]]
-        barrier = f"8 * {self.stage(leader, ring, str(part))}"
+        barrier = f"8 * {self.place(leader, ring, str(part))}"
         self.t(f"barrier_wait({pipe.empty[leader]} + {barrier}, {ring}.parity() ^ 1);")
         self.t(f"barrier_expect({pipe.full[leader]} + {barrier}, {sum(pipe.boxes[v].bytes for v in together)});")
 
@@ -239,7 +239,7 @@ class Warpgroups(Fragments):
         self.comment(plan.load)
         parted = pipe.parted.get(vid)
         parts = pipe.consumers if parted else 1
-        barrier = f"8 * {self.stage(vid, ring, str(part))}"
+        barrier = f"8 * {self.place(vid, ring, str(part))}"
         full = pipe.full[pipe.leader[vid]]
         position = {a: self.start.get(a, "0") for ix in box.coordinates for a in ix.axes}
         shift = self.tile[parted] // parts * part if parted else 0
@@ -322,12 +322,12 @@ class Warpgroups(Fragments):
         self.done_ring = {} if parts.early else self.rings(running, "_done")
         # registers that products write or read: alive across iterations
         self.scores: dict[int, str] = {}
-        for c in parts.early:
-            home = s.home[c.out.id]
-            name = self.scores[c.out.id] = self.variable(c.out)
+        for product in parts.early:
+            home = s.home[product.out.id]
+            name = self.scores[product.out.id] = self.variable(product.out)
             t(f"float {name}{self.shape(home)};")
-        for c in parts.late:
-            plan = s.contracts[c.out.id]
+        for product in parts.late:
+            plan = s.contracts[product.out.id]
             v = plan.left.value
             if plan.left.where == "register" and v.id not in self.packed_operands:
                 assert plan.left.layout is not None and plan.left.layout.column is not None
@@ -407,12 +407,12 @@ class Warpgroups(Fragments):
         return [(v, ring) for v, ring in rings.items() if self.pipe.leader[v] == v]
 
     def wait_full(self, vid: int, ring: str) -> None:
-        self.t(f"barrier_wait({self.pipe.full[vid]} + 8 * {self.stage(vid, ring)}, {ring}.parity());")
+        self.t(f"barrier_wait({self.pipe.full[vid]} + 8 * {self.place(vid, ring)}, {ring}.parity());")
 
     def release(self, vid: int, ring: str) -> None:
-        self.t(f"if (lane == 0) barrier_arrive({self.pipe.empty[vid]} + 8 * {self.stage(vid, ring)});")
+        self.t(f"if (lane == 0) barrier_arrive({self.pipe.empty[vid]} + 8 * {self.place(vid, ring)});")
 
-    def stage(self, vid: int, ring: str, part: str = "group") -> str:
+    def place(self, vid: int, ring: str, part: str = "group") -> str:
         """Which of a tile's barriers."""
         if vid not in self.pipe.parted:
             return f"{ring}.slot()"
@@ -456,11 +456,10 @@ class Warpgroups(Fragments):
         t = self.t
         for vid, ring in self.led_rings(self.early_ring):
             self.wait_full(vid, ring)
-        for c in self.pipe.parts.early:
-            t(f"pin({self.scores[c.out.id]});")
+        self.pin_scores()
         t("products_fence();")
-        for c in self.pipe.parts.early:
-            self.multiply(c, self.scores[c.out.id], "false", self.early_ring)
+        for product in self.pipe.parts.early:
+            self.multiply(product, self.scores[product.out.id], "false", self.early_ring)
         t("products_commit();")
 
     def issue_late(self, states: Mapping[int, str]) -> None:
@@ -468,14 +467,14 @@ class Warpgroups(Fragments):
         for vid, ring in self.led_rings(self.late_ring):
             if vid not in self.early_ring:
                 self.wait_full(vid, ring)
-        for c in pipe.parts.late if pipe.parts.early else ():
-            t(f"pin({states[pipe.carries[c.out.id].phi.id]});")
+        if pipe.parts.early:  # else others are under way, adding to the same registers
+            self.pin_sums(states)
         for name in self.packed_operands.values():
             t(f"pin({name});")
         t("products_fence();")
-        for c in pipe.parts.late:
-            carry = pipe.carries[c.out.id]
-            self.multiply(c, states[carry.phi.id], "!fresh" if self.overwritten(carry) else "true", self.late_ring)
+        for product in pipe.parts.late:
+            carry = pipe.carries[product.out.id]
+            self.multiply(product, states[carry.phi.id], "!fresh" if self.overwritten(carry) else "true", self.late_ring)
         t("products_commit();")
         if any(map(self.overwritten, pipe.loop.carries)):
             t("fresh = false;")
@@ -529,8 +528,7 @@ class Warpgroups(Fragments):
             t("bool fresh = true;  // the first product overwrites what it adds to")
         if not parts.early:
             t("bool alone = true;  // no products are under way")
-            for c in parts.late:
-                t(f"pin({states[pipe.carries[c.out.id].phi.id]});")
+            self.pin_sums(states)
         tile = self.names.new(f"{name}_tile")
         t(f"int {tile} = {end} - 1;")
         self.start[a] = name if self.tile[a] == 1 else self.first_of(name)
@@ -538,8 +536,8 @@ class Warpgroups(Fragments):
         self.loops.append(state)
         self.open.append(a)
         outer_env = dict(self.env)
-        for c in parts.early:
-            self.env[c.out.id, s.home[c.out.id]] = self.scores[c.out.id]
+        for product in parts.early:
+            self.env[product.out.id, s.home[product.out.id]] = self.scores[product.out.id]
 
         def steps(suffix: str, which: Parts) -> tuple[str, str]:
             absorb, step = self.names.new(f"absorb{suffix}"), self.names.new(f"advance{suffix}")
@@ -590,8 +588,7 @@ class Warpgroups(Fragments):
             t("products_wait<0>();")
             if not pipe.parts.early:
                 self.release_done()
-                for c in pipe.parts.late:
-                    t(f"pin({states[pipe.carries[c.out.id].phi.id]});")
+                self.pin_sums(states)
             self.release_fixed()
             t(f"const int coming = {next_work}();")
             return
@@ -614,14 +611,20 @@ class Warpgroups(Fragments):
             self.release_fixed()
             t(f"const int coming = {next_work}();")
 
+    def pin_scores(self) -> None:
+        for name in self.scores.values():
+            self.t(f"pin({name});")
+
+    def pin_sums(self, states: Mapping[int, str]) -> None:
+        for carry in self.pipe.carries.values():
+            self.t(f"pin({states[carry.phi.id]});")
+
     def early_done(self, last: str) -> None:
-        for c in self.pipe.parts.early:
-            self.t(f"pin({self.scores[c.out.id]});")
+        self.pin_scores()
         self.release_early(last)
 
     def late_done(self, states: Mapping[int, str]) -> None:
-        for c in self.pipe.parts.late:
-            self.t(f"pin({states[self.pipe.carries[c.out.id].phi.id]});")
+        self.pin_sums(states)
         for name in self.packed_operands.values():
             self.t(f"pin({name});")
         for vid, ring in self.led_rings(self.late_ring):
@@ -697,21 +700,19 @@ class Warpgroups(Fragments):
         self.flush()
         if pipe.overlap:
             with t.block("if constexpr (!start)"):
-                for c in parts.early:
-                    t(f"pin({self.scores[c.out.id]});")
+                self.pin_scores()
                 t("products_wait<0>();")
-                for c in parts.early:
-                    t(f"pin({self.scores[c.out.id]});")
+                self.pin_scores()
                 self.late_done(states)
         for x in parts.weight:
             self.statement(x)
         self.flush()
-        for c in parts.late:
-            plan = s.contracts[c.out.id]
+        for product in parts.late:
+            plan = s.contracts[product.out.id]
             if plan.left.where == "register":
                 v, layout = plan.left.value, plan.left.layout
                 assert layout is not None
-                source = self.mask_missing(v, layout, set(c.axes), 0.0, self.get(v, layout))
+                source = self.mask_missing(v, layout, set(product.axes), 0.0, self.get(v, layout))
                 t(f"round_to<{C_TYPES[plan.dtype]}>({self.packed_operands[v.id]}, {source});")
         if parts.state:
             with t.block("if constexpr (!start)"):
@@ -720,14 +721,14 @@ class Warpgroups(Fragments):
                     self.statement(x)
                 self.flush()
                 moves = []
-                for c in parts.late:
-                    carry = pipe.carries[c.out.id]
-                    assert c.acc is not None
+                for product in parts.late:
+                    carry = pipe.carries[product.out.id]
+                    assert product.acc is not None
                     home = s.home[carry.phi.id]
-                    source = self.get(c.acc, home)
+                    source = self.get(product.acc, home)
                     if source != states[carry.phi.id]:
                         moves.append(
-                            (states[carry.phi.id], source, home, Carry(carry.init, carry.phi, c.acc, carry.out, carry.kind))
+                            (states[carry.phi.id], source, home, Carry(carry.init, carry.phi, product.acc, carry.out, carry.kind))
                         )
                 self.move(moves)
                 self.env = inner

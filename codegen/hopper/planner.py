@@ -19,7 +19,7 @@ from ..cuda.layout import Unsupported
 from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, Schedule, TilePlan
 from ..cuda.simplify import fold_exponentials
-from ..tile import Carry, Contract, Load, Loop, Map, Stmt, Store, TileProgram, operands, walk
+from ..tile import Carry, Contract, Load, Loop, Stmt, Store, TileProgram, operands, walk
 from .pivots import Pivots
 
 ROWS = 64  # of one warpgroup
@@ -399,8 +399,8 @@ class WarpgroupPlanner(Planner):
         sizes, box = [], []
         for n in dims:
             sizes.append(max(1, min(b.shape[n], s.index[n].bounds(p.extents)[1] + 1)))
-            a = next((a for a in where if where[a] == n), None)
-            box.append(PANEL if n == dims[0] else self.tile[a] if a else 1)
+            tiles = [self.tile[a] for a in where if where[a] == n]
+            box.append(PANEL if n == dims[0] else tiles[0] if tiles else 1)
         if max(box) > 256:
             raise Unsupported(f"a box of {max(box)} elements along one dimension")
         covered = self.tile[inner]
@@ -420,40 +420,28 @@ class WarpgroupPlanner(Planner):
         nexts = {c.next.id: c for c in loop.carries}
         late = [s for s in body if isinstance(s, Contract) and s.acc is not None and s.out.id in nexts]
         read = {v.id for s in body for v in operands(s)}
-        for s in late:
-            if s.out.id in read or sum(c.next == s.out for c in loop.carries) != 1:
+        for product in late:
+            if product.out.id in read or sum(c.next == product.out for c in loop.carries) != 1:
                 raise Unsupported("a carried product that the same iteration reads")
         sums = {nexts[s.out.id].phi.id for s in late}
         touched: set[int] = set(sums)  # values that depend on what late products add to
         for s in body:
             if any(v.id in touched for v in operands(s)) and s not in late:
                 touched.add(s.out.id)  # type: ignore[union-attr]
-        for s in late:
-            assert s.acc is not None
-            if s.a.id in touched or s.b.id in touched:
-                raise Unsupported("a product that depends on another one's sum")
+        if any(p.a.id in touched or p.b.id in touched for p in late):
+            raise Unsupported("a product that depends on another one's sum")
         for c in loop.carries:
             if c.phi.id not in sums and c.next.id in touched:
                 raise Unsupported("state that depends on a product's sum")
         parts = Parts(late=late)
-        depends: set[int] = set()  # values that depend on early products
         for s in body:
             if isinstance(s, Contract) and s not in late:
-                if (
-                    any(defs.get(v.id) is not None and not isinstance(defs[v.id], Load) for v in (s.a, s.b))
-                    or s.out.id in touched
-                ):
+                if any(v.id in defs and not isinstance(defs[v.id], Load) for v in (s.a, s.b)) or s.out.id in touched:
                     raise Unsupported("a product of computed operands that is not carried")
                 if s.acc is not None and s.acc.id in phis:
                     raise Unsupported("a carried sum that the same iteration reads")
                 parts.early.append(s)
-                depends.add(s.out.id)
-        weights: set[int] = set()
-        for s in late:
-            for v in (s.a, s.b):
-                d = defs.get(v.id)
-                if d is not None and not isinstance(d, Load):
-                    weights.add(v.id)
+        weights = {v.id for p in late for v in (p.a, p.b) if v.id in defs and not isinstance(defs[v.id], Load)}
         for s in body:
             if isinstance(s, Load | Contract):
                 if isinstance(s, Load) and s.out.id not in self.out.tiles:
