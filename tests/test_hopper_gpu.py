@@ -112,3 +112,13 @@ def test_what_is_not_finite_shows_where_it_counts(torch: Any, kernel: en.Kernel,
     out = kernel(q, k, v)
     assert torch.isfinite(out[0, :2]).all() and torch.isfinite(out[0, 3:]).all() and torch.isfinite(out[0, 2, :384]).all()
     assert not torch.isfinite(out[0, 2, 500:]).any()
+
+
+def test_near_ties_are_measured(torch: Any) -> None:
+    case = CASES["rmsnorm_linear"]
+    kernel = en.optimize(en.trace(case.function("full"), *case.specs("full", dtype="bfloat16")), "cuda", tune=2)
+    assert "Measured on the device" in str(kernel.report())
+    x, w = (draw(torch, *i.shape) for i in kernel.program.inputs)
+    y = x.double()
+    want = (y / torch.sqrt((y * y).mean(-1, keepdim=True) + 1e-6)) @ w.double()
+    assert error(kernel(x, w), want) < 5e-3
