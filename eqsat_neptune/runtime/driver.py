@@ -83,10 +83,7 @@ class Driver:
         if not hasattr(self.lib, "cuLaunchKernelEx"):
             raise DriverNotFound("the CUDA driver is too old: it lacks cuLaunchKernelEx", "install one for CUDA 11.8 or newer")
         self.launch = self.lib.cuLaunchKernelEx         # no argtypes: arguments are made once, as ctypes objects
-        quick = C.PyDLL("libcuda.so.1")                 # for calls that never block, so that they may hold the interpreter's lock
-        self.get_context, self._is_capturing = quick.cuCtxGetCurrent, quick.cuStreamIsCapturing
-        self._status = C.c_int()
-        self._status_ref = C.byref(self._status)
+        self.get_context = C.PyDLL("libcuda.so.1").cuCtxGetCurrent     # never blocks, so it may hold the interpreter's lock
         # PyCUDA's objects belong to the thread that made them.  One more of each is kept, or a primary context would end, and
         # all that is loaded in it, with the thread that used it first.
         self._primary, self._kept = threading.local(), dict[int, Any]()
@@ -216,8 +213,6 @@ class Driver:
 
     def capture_id(self, stream: int) -> int:
         """0, or the number of the CUDA-graph capture in which the stream takes part."""
-        if not self._is_capturing(C.c_void_p(stream), self._status_ref) and not self._status.value:
-            return 0
         status, ident = C.c_int(), C.c_uint64()
         code = self.lib.cuStreamGetCaptureInfo_v2(C.c_void_p(stream), C.byref(status), C.byref(ident), None, None, None)
         self.check(code, "asking whether the stream is being captured")
