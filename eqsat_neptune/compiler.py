@@ -187,7 +187,7 @@ def _compile(
         step("search", 0, None)
         found = extract(saturated.graph, program, model, numerics=numerics, progress=step)
         t2 = time.perf_counter()
-    plan = _settled(found.plan, target, model)
+    plan, form = _expressible(found, target, model)
     if memory_limit is not None:
         plan = _settled(_within(found, memory_limit), target, model)
     measured: list[dict[str, Any]] = []
@@ -198,7 +198,6 @@ def _compile(
         fits = [_settled(p, target, model) for p in fits]
         plan, medians = fastest(fits, program, target)
         measured = [{"predicted": p.cost.seconds, "seconds": s, "taken": p is plan} for p, s in zip(fits, medians)]
-    form = list(found.form)
     if empty:
         form = [form.pop(0) if n in numbers else "no elements" for n in range(len(full.outputs))]
         plan = _numbered(plan, {f"out{i}": f"out{n}" for i, n in enumerate(numbers)}, empty)
@@ -218,6 +217,34 @@ def _compile(
         "explain": [list(s) for s in egraph.explain(saturated, found)],
     }
     return Record(full, target, plan, info)
+
+
+def _expressible(found: Any, target: Target, model: Any) -> tuple[Plan, list[str]]:
+    """The cheapest plan that the code generator can print, and its form; the cheapest of all if it can print none (its error says why)."""
+    best = _settled(found.plan, target, model)
+    if target.kind == "cpu" or _emits(best, target):
+        return best, list(found.form)
+    for c in found.candidates:
+        plan = _settled(c.plan, target, model)
+        if _emits(plan, target):
+            return plan, c.form.split("; ")
+    return best, list(found.form)
+
+
+def _emits(plan: Plan, target: Target) -> bool:
+    from .codegen.cuda.arch import cuda_arch
+    from .codegen.cuda.emit import schedule_of
+    from .codegen.cuda.layout import Unsupported
+    from .codegen.hip.arch import hip_arch
+    from .codegen.lower import lower
+
+    arch = cuda_arch(target.arch) if target.kind == "cuda" else hip_arch(target.arch)
+    try:
+        for k in plan.kernels:
+            schedule_of(lower(k, plan.buffers, plan.compute_dtype), plan.buffers, arch)
+    except Unsupported:
+        return False
+    return True
 
 
 def _settled(plan: Plan, target: Target, model: Any) -> Plan:

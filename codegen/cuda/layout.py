@@ -15,12 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...errors import PlanError
 from .arch import Arch
 
 ROW, COLUMN = "row", "column"
 
 
-class Unsupported(Exception):
+class Unsupported(PlanError):
     """This lowering cannot express the tile program; the message says why.  Another one may."""
 
 
