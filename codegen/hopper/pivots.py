@@ -1,8 +1,8 @@
 """Which pivots of a loop's state may be any value, and the loop's body where they stay what they are.
 
 A pivot is a carried maximum (or minimum) that other state is relative to: moving it from r to R multiplies that state by a factor
-e(r, R) with e(r, r) = 1.  If everything that leaves the kernel has the factor to the power 0, the result does not depend on the pivot,
-and it may lag behind the maximum (lazy) or stay at that of the first tiles (frozen) as long as nothing overflows."""
+e(r, R) with e(r, r) = 1.  If no result depends on where it is (codegen/invariance.py), it may lag behind the maximum (lazy) or stay at
+that of the first tiles (frozen) as long as nothing overflows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..invariance import invariant
 from ..lower import live
 from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
 
 Coefficients = dict[int, float]  # pivot (its phi) → coefficient, in a value that is linear in pivots
-Degrees = dict[int, int]  # factor → power
 
 
 class Pivots:
@@ -34,7 +34,7 @@ class Pivots:
         self.factors = self._factors()
         frozen = self.freeze() if self.candidates else None
         self.frozen: tuple[Stmt, ...] | None = frozen
-        self.free = frozen is not None and self._invariant()
+        self.free = frozen is not None and invariant(p, set(self.nexts))
 
     # ---- values that are linear in pivots
     def _linear(self, s: Stmt, known: Mapping[int, Coefficients]) -> Coefficients | None:
@@ -134,107 +134,3 @@ class Pivots:
             if c.phi.id not in self.candidates and isinstance(d, Reduce | Contract) and d.acc != c.phi:
                 return None
         return body
-
-    # ---- does the result depend on where the pivots are?
-    def _invariant(self) -> bool:
-        degrees: dict[int, Degrees] = {}
-        linear: dict[int, Coefficients] = {}
-        defs = {s.out.id: s for s in self.loop.body if not isinstance(s, Store | Loop)}
-        by_scale = {(p, c): f for f, (p, c) in sorted(self.factors.items(), reverse=True)}
-        for c in self.loop.carries:
-            if c.phi.id in self.candidates:
-                linear[c.out.id] = {c.phi.id: 1.0}
-                continue
-            found: Degrees = {}
-            d = defs.get(c.next.id)
-            v = d.acc if isinstance(d, Reduce | Contract) else None
-            while v is not None and v != c.phi:
-                m = defs.get(v.id)
-                if not isinstance(m, Map) or m.fn != "mul":
-                    return False
-                rest = [a for a in m.args if a.id not in self.factors]
-                for a in m.args:
-                    if a.id in self.factors:
-                        f = by_scale[self.factors[a.id]]
-                        found[f] = found.get(f, 0) + 1
-                if len(rest) != 1:
-                    return False
-                v = rest[0]
-            if v is None:
-                return False
-            degrees[c.out.id] = found
-        after = self.p.body[self.p.body.index(self.loop) + 1 :]
-        for s in after:
-            if isinstance(s, Loop):
-                return False
-            args = operands(s)
-            if isinstance(s, Store):
-                if s.arg.id in linear or degrees.get(s.arg.id):
-                    return False
-                continue
-            if any(a.id in linear for a in args):
-                if any(degrees.get(a.id) for a in args):
-                    return False
-                if (shifted := self._shifted(s, linear)) is not None:
-                    linear[s.out.id] = shifted
-                    continue
-                power = self._exponential(s, linear, by_scale)
-                if power is None:
-                    return False
-                degrees[s.out.id] = power
-                continue
-            known = [degrees.get(a.id, {}) for a in args]
-            match s:
-                case Map(fn="mul") | Contract(acc=None):
-                    degrees[s.out.id] = _sum(known)
-                case Map(fn="recip"):
-                    degrees[s.out.id] = {f: -n for f, n in known[0].items()}
-                case Map(fn="add" | "sub" | "max" | "min") if all(k == known[0] for k in known):
-                    degrees[s.out.id] = known[0]
-                case Map(fn="where") if not known[0] and known[1] == known[2]:
-                    degrees[s.out.id] = known[1]
-                case Reduce(op="+", acc=None):
-                    degrees[s.out.id] = known[0]
-                case _ if any(known):
-                    return False
-        return True
-
-    def _shifted(self, s: Stmt, known: Mapping[int, Coefficients]) -> Coefficients | None:
-        """The pivots' coefficients in a value that is linear in them, but for something that does not depend on them."""
-        if (found := self._linear(s, known)) is not None:
-            return found
-        if isinstance(s, Map) and s.fn in ("add", "sub"):
-            out: Coefficients = {}
-            for n, a in enumerate(s.args):
-                for k, c in known.get(a.id, {}).items():
-                    out[k] = out.get(k, 0.0) + (-c if s.fn == "sub" and n else c)
-            return out
-        return None
-
-    def _exponential(
-        self, s: Stmt, linear: Mapping[int, Coefficients], by_scale: Mapping[tuple[int, float], int]
-    ) -> Degrees | None:
-        """The powers of exp2(x − c·pivot), x independent of pivots; None for anything else that is made of a pivot.  A comparison
-        with ±∞ (the guard) does not count: where the pivot is infinite nothing was added up."""
-        if not isinstance(s, Map):
-            return None
-        if s.fn in ("eq", "ne") and any(math.isinf(self.consts.get(a.id, 0.0)) for a in s.args):
-            return {}
-        if s.fn not in ("exp", "exp2"):
-            return None
-        unit = 1.0 if s.fn == "exp2" else 1.0 / math.log(2.0)
-        out: Degrees = {}
-        for pivot, c in linear[s.args[0].id].items():
-            factor = next((f for (p, k), f in by_scale.items() if p == pivot and math.isclose(k, -c * unit, rel_tol=1e-12)), None)
-            if factor is None:
-                return None
-            out[factor] = 1
-        return out
-
-
-def _sum(many: list[Degrees]) -> Degrees:
-    out: Degrees = {}
-    for d in many:
-        for f, n in d.items():
-            out[f] = out.get(f, 0) + n
-    return {f: n for f, n in out.items() if n}

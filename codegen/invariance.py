@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..tile import Carry, Const, Contract, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands
+from .tile import Carry, Const, Contract, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands
 
 COMPARISONS = frozenset({"lt", "le", "eq", "ne"})
 
@@ -50,6 +50,15 @@ def total(forms: Iterable[tuple[float, Form]], times: bool) -> Form:
         for s, a in f.coef:
             out[s] = out.get(s, 0.0) + c * a
     return Form.of(out, times)
+
+
+def invariant(p: TileProgram, pivots: set[int]) -> bool:
+    """Is every result the same whatever these pivots are (results of reductions by max or min)?"""
+    try:
+        Forms(p, pivots)
+    except Unknown:
+        return False
+    return True
 
 
 class Forms:
@@ -161,10 +170,12 @@ class Forms:
                 return total([(math.prod(factors), forms[plus[0]])], False)
             case "recip" if forms[0].times:
                 return total([(-1.0, forms[0])], True)
-            case "exp" if not forms[0].times:
-                return Form.of(dict(forms[0].coef), True)
-            case "log" if forms[0].times:
-                return Form.of(dict(forms[0].coef), False)
+            case "exp" | "exp2" if not forms[0].times:
+                base = 1.0 if s.fn == "exp" else math.log(2.0)
+                return Form.of({u: base * a for u, a in forms[0].coef}, True)
+            case "log" | "log2" if forms[0].times:
+                base = 1.0 if s.fn == "log" else 1.0 / math.log(2.0)
+                return Form.of({u: base * a for u, a in forms[0].coef}, False)
             case "where" if forms[0].free:
                 kept = [f for f, a in zip(forms[1:], s.args[1:]) if not (self.zero(a) or math.isinf(self.consts.get(a.id, 0.0)))]
                 self.same(s, kept)
