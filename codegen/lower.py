@@ -473,7 +473,12 @@ class _Lowering:
             return None
         c, n = divisors[0]
         x = next((a for a in t.args if a is not c and self.stands_for_row(a)), None)
-        return None if x is None else (n, x, [a for a in t.args if a is not c and a is not x])
+        if x is None:
+            return None
+        rest = list(t.args)
+        rest.remove(c)
+        rest.remove(x)  # one of them: in x²/n the other is a factor
+        return n, x, rest
 
     def stands_for_row(self, t: Term) -> bool:
         """Is the value one of few: a sum over rows of something as wide, or made of one?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from dataclasses import dataclass, field
@@ -186,9 +187,10 @@ class Kernel:
     def save(self, path: str | Path) -> None:
         """Write the kernel to a file that `load` reads, on a machine without egglog too.  The file holds data only.
         SavedKernelError if it cannot be written; what was there before is then still there."""
-        head = json.dumps({"format": FORMAT, "version": _version()}).encode()
+        payload = self._record.to_bytes()
+        head = json.dumps({"format": FORMAT, "version": _version(), "sha256": hashlib.sha256(payload).hexdigest()}).encode()
         try:
-            cache.write_atomically(Path(path), [head, b"\n", self._record.to_bytes()])
+            cache.write_atomically(Path(path), [head, b"\n", payload])
         except OSError as e:
             raise SavedKernelError(f"cannot write {path}: {e.strerror}") from None
 
@@ -202,7 +204,7 @@ def load(path: str | Path) -> Kernel:
     head, _, payload = raw.partition(b"\n")
     try:
         meta = json.loads(head)
-    except ValueError:
+    except (ValueError, RecursionError):
         meta = None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise SavedKernelError(f"{path} is not a saved kernel", "files written by Kernel.save are")
@@ -211,9 +213,11 @@ def load(path: str | Path) -> Kernel:
             f"{path} was saved by version {meta.get('version')}, this is {_version()}",
             "optimize and save it again with this version",
         )
+    if meta.get("sha256") != hashlib.sha256(payload).hexdigest():
+        raise SavedKernelError(f"{path} is damaged: it is not what was written", "save the kernel again")
     try:
         return Kernel(Record.from_bytes(payload))
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise SavedKernelError(f"{path} is damaged: {e}", "save the kernel again") from None
 
 

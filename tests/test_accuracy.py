@@ -53,3 +53,22 @@ def test_statistics_far_from_zero_on_a_gpu(name: str) -> None:
         plan = en.optimize(STATISTICS[name][0], "cuda:sm_80", specs=[en.TensorSpec(x.shape, "float32")]).plan
         (out,) = run([lower(k, plan.buffers) for k in plan.kernels], plan.buffers, {"x": x})
         no_worse(name, x, out["out0"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "f, n",
+    [
+        (lambda xp, x: xp.sum(x, axis=1) ** 2 / 3, 100),
+        (lambda xp, x: xp.max(x, axis=1) ** 2 * 0.1, 100),
+        (lambda xp, x: xp.mean(x, axis=-1) ** 2 / 6, 6),
+        (lambda xp, x: xp.var(x, axis=-1) ** 2 / 12, 12),
+        (lambda xp, x: xp.mean(x, axis=1) ** 3, 6),
+    ],
+    ids=["sum", "max", "mean", "var", "cube"],
+)
+def test_powers_of_row_statistics(f, n: int, dtype: str) -> None:  # type: ignore[no-untyped-def]
+    """x·x·(1/n) is (x/n)·x: one factor takes the division, the others stay."""
+    x = np.random.default_rng(0).standard_normal((8, n)).astype(dtype)
+    p = en.trace(lambda t: f(en.xp, t), en.TensorSpec(x.shape, dtype))
+    np.testing.assert_allclose(en.optimize(p)(x), en.evaluate(p, x), rtol=1e-4)

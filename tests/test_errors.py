@@ -564,6 +564,9 @@ def test_saved_kernels(kernel: en.Kernel, tmp_path: Any) -> None:
         (head + b"\n[]", "damaged"),
         (head + b"\n" + payload.replace(b"add", b"exec"), "damaged"),
         (head + b"\n" + payload.replace(b"grid", b"host"), "damaged"),
+        (head + b"\n" + bytes([*payload[:200], payload[200] ^ 1, *payload[201:]]), "damaged"),
+        (b"[" * 200000, "not a saved kernel"),
+        (head + b"\n" + b"[" * 100000, "damaged"),
     ):
         f.write_bytes(bad)
         refused("SavedKernelError", needle, en.load, f)

@@ -91,7 +91,8 @@ class _Scaling:
         if isinstance(d, Map) and d.fn == "mul" and (small := [a for a in d.args if len(a.axes) < len(v.axes)]):
             if (v.id, f) not in self.made:  # a factor of fewer elements takes it up
                 few = min(small, key=lambda a: math.prod(self.p.axes[x].tile for x in a.axes if x in self.p.axes))
-                args = tuple(self.times(a, f, out) if a is few else a for a in d.args)
+                at = d.args.index(few)  # one of them, if it is there twice
+                args = (*d.args[:at], self.times(few, f, out), *d.args[at + 1 :])
                 self.made[v.id, f] = self.new(v.axes)
                 out.append(Map(self.made[v.id, f], "mul", args, d.role))
             return self.made[v.id, f]
