@@ -13,6 +13,7 @@ import importlib.util
 import math
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -110,11 +111,19 @@ PRELUDE = "\n".join(
 )
 
 
-@cache
 def bindings() -> Any:
     """egglog's extension module alone: the package around it takes 0.3 s to import and is not needed.
 
     Raises EqsatError where egglog is not installed."""
+    with _LOADING:  # an extension module may be initialised once only
+        return _bindings()
+
+
+_LOADING = threading.RLock()
+
+
+@cache
+def _bindings() -> Any:
     if "egglog" not in sys.modules:
         package = importlib.util.find_spec("egglog")
         if package is None:
@@ -141,7 +150,15 @@ def literal(v: float) -> str:
     return "NaN" if v != v else "inf" if v == math.inf else "-inf" if v == -math.inf else repr(float(v))
 
 
-_POOL: dict[object, list[Any]] = {}  # declarations → idle engines: declaring rules costs 0.1 s, push and pop 5 ms
+class _Pool(threading.local):
+    """Idle engines by declarations: declaring rules costs 0.1 s, push and pop 5 ms.  An engine must be used and dropped in the
+    thread that made it, so each thread has its own; a daemon thread, whose things the main thread drops at exit, keeps none."""
+
+    def __init__(self) -> None:
+        self.idle: dict[object, list[Any]] = {}
+
+
+_POOL = _Pool()
 
 
 class EGraph:
@@ -150,7 +167,7 @@ class EGraph:
     def __init__(self, declarations: Callable[[], Iterable[str]], key: object):
         """`declarations()` gives the rules, one text each; it is asked only if no engine with this key is idle."""
         self._key = key
-        idle = _POOL.setdefault(key, [])
+        idle = _POOL.idle.setdefault(key, [])
         try:
             self._engine = idle.pop()
         except IndexError:
@@ -174,7 +191,8 @@ class EGraph:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:  # after an error the engine's state is unknown: drop it
             self.run("(pop)")
-            _POOL[self._key].append(self._engine)
+            if not threading.current_thread().daemon:
+                _POOL.idle[self._key].append(self._engine)
         del self._engine
 
     # ---- text in

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -337,3 +338,42 @@ def test_explain_of_the_source_is_empty() -> None:
     p = traced("prefill_global")
     s = saturate(p, rules=())
     assert explain(s, {c: ns[0] for c, ns in s.graph.nodes.items()}) == []
+
+
+THREADS = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+import eqsat_neptune as en
+
+xp, T = en.xp, en.TensorSpec
+
+def job(i, spec=T(("n", 5))):
+    k = en.optimize(en.trace(lambda x: xp.softmax(x) * (i + 1), spec))
+    x = np.linspace(-1, 1, 5 * (3 + i), dtype=np.float32).reshape(3 + i, 5)
+    e = np.exp(x)
+    np.testing.assert_allclose(k(x), e / e.sum(-1, keepdims=True) * (i + 1), rtol=1e-5)
+    return k
+
+if sys.argv[1] == "warm":  # an engine of the main thread is idle
+    en.optimize(en.trace(lambda x: xp.softmax(x), T((3, 5))))
+with ThreadPoolExecutor(3) as several:
+    kernels = list(several.map(job, range(4)))
+with ThreadPoolExecutor(1) as another:
+    kernels += another.map(job, (4, 5))
+for k in kernels:
+    k(np.ones((2, 5), np.float32))
+done = threading.Event()
+threading.Thread(target=lambda: (job(6), done.set(), threading.Event().wait()), daemon=True).start()
+assert done.wait(60)
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_engines_stay_in_their_threads(start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that search at once, one after another, and one that still runs at exit: egglog complains on stderr of an engine
+    that is used or dropped elsewhere than where it was made."""
+    monkeypatch.setenv("EQSAT_NEPTUNE_CACHE", str(tmp_path))
+    r = subprocess.run([sys.executable, "-c", THREADS, start], capture_output=True, text=True, timeout=120)
+    assert (r.stdout, r.stderr, r.returncode) == ("fine\n", "", 0)
