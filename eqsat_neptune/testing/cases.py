@@ -1,0 +1,416 @@
+"""One input of the fuzzer through all stages: traced, saturated under some rules, extracted, scheduled and run, each compared with
+float64 evaluation of the source."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..codegen.check import check
+from ..codegen.lower import lower
+from ..codegen.tile import Loop, Stmt, TileProgram, walk
+from ..compiler import _settled
+from ..cost_models import model_for
+from ..egraph import Saturated, saturate
+from ..engine import Limits
+from ..errors import EqsatError
+from ..extraction.extract import extract
+from ..extraction.plan import Axis, Plan
+from ..program import Program
+from ..reference import Env, _assembled
+from ..rules import RULES, Rule
+from ..scores import may_be_masked
+from ..targets import Target, parse_target
+from ..terms import PREDICATES, Term, postorder
+from .conditioning import Approx, step
+from .graphs import check_graph
+from .statements import MOST_SPACE, RANGES, Statements
+
+TARGETS = {"cpu": ("cpu",), "cuda": ("cuda:sm_80", "cuda:sm_90a"), "hip": ("hip:gfx942", "hip:gfx1100")}
+_ROUNDING = {"float64": 2e-15, "float32": 2.4e-7, "float16": 2e-3, "bfloat16": 1.6e-2}  # four units
+_LARGEST = {"float64": 1e300, "float32": 1e37, "float16": 3e4, "bfloat16": 1e37}  # beyond, a result may overflow
+_LEAST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}  # below, it may vanish
+_SLACK = 8.0
+_FLOOR = {"float64": 1e-9, "float32": 4e-5, "float16": 1e-2, "bfloat16": 6e-2}  # relative to the output's largest element
+_EXACT = ("input", "iota", "num", "view", "gather", "where")
+_MOST_VALUES = 1 << 24  # numbers that all e-nodes together may have, for their values to be compared
+_NODES = 3000  # of an e-graph, at which saturation stops: by size and not by time, so that a case runs the same everywhere
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to compile and how.
+
+    seed       of the input values
+    without    names of rules that are left out
+    order      0: rules as in the registry; else a seed of their order and of which run with the contractions
+    split      0: no reduction may be split; else a seed of which may
+    schedule   0: the plan that the search found; else a seed of another candidate and of other tiles
+    reason     why it fails, of a case in a corpus that is known to
+    """
+
+    program: Statements
+    seed: int = 0
+    target: str = "cpu"
+    without: tuple[str, ...] = ()
+    order: int = 0
+    split: int = 0
+    numerics: str = "safe"
+    schedule: int = 0
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"program": self.program.to_json(), "without": list(self.without)}
+
+    @staticmethod
+    def from_json(d: Any) -> Case:
+        """ValueError unless this is a case."""
+        if not isinstance(d, dict) or set(d) != set(Case.__dataclass_fields__):
+            raise ValueError("not a case")
+        numbers = [d[n] for n in ("seed", "order", "split", "schedule")]
+        texts = [d["target"], d["numerics"], d["reason"], *d["without"]]
+        if not all(isinstance(n, int) for n in numbers) or not all(isinstance(t, str) for t in texts):
+            raise ValueError("not a case")
+        parse_target(d["target"])
+        return Case(**(d | {"program": Statements.from_json(d["program"]), "without": tuple(d["without"])}))
+
+    def __str__(self) -> str:
+        """A Python program that shows the fault: where the public interface can, it compiles and runs the case; otherwise the last
+        lines replay it with the same rules and schedule."""
+        program = self.program.trace()
+        lines = [
+            "import numpy as np",
+            "",
+            "import eqsat_neptune as en",
+            "from eqsat_neptune import xp",
+            "",
+            "",
+            str(self.program),
+            "",
+            "",
+        ]
+        for n, (i, x) in enumerate(zip(self.program.inputs, arrays(self, program))):
+            ranged = f", range={RANGES[i.kind]}" if i.kind in RANGES else ""
+            lines.append(f's{n} = en.TensorSpec({i.shape}, "{i.dtype}"{ranged})')
+            values = np.array2string(x.astype(np.float64), separator=", ", threshold=1 << 20, floatmode="unique")
+            lines.append(f"x{n} = np.array({values.replace('inf', 'np.inf').replace('nan', 'np.nan')})")
+        names = [f"{{}}{n}" for n in range(len(self.program.inputs))]
+        specs, xs = (", ".join(n.format(c) for n in names) for c in "sx")
+        plain = self.target == "cpu" and not (self.without or self.order or self.split or self.schedule)
+        lines += [f"traced = en.trace(program, {specs})", f"print(en.evaluate(traced, {xs}))"]
+        if plain and all(i.dtype in ("float64", "float32") for i in self.program.inputs):
+            xs = ", ".join(f"x{n}.astype('{i.dtype}')" for n, i in enumerate(self.program.inputs))
+            lines.append(f'print(en.optimize(traced, "cpu", numerics="{self.numerics}")({xs}))')
+        lines += ["", "import json", "", "from eqsat_neptune.testing.cases import Case, run", ""]
+        text = json.dumps(self.to_json()).replace("\\", "\\\\").replace("'", "\\'")
+        lines.append(f"print(run(Case.from_json(json.loads('{text}'))))")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """kind: "ok", "refused" (an EqsatError said why), "disagreement", "crash" or "hang"; stage: where; coverage: what was seen."""
+
+    kind: str
+    stage: str
+    text: str = ""
+    coverage: frozenset[str] = frozenset()
+
+    @property
+    def faulty(self) -> bool:
+        return self.kind not in ("ok", "refused")
+
+    @property
+    def sign(self) -> tuple[str, str, str]:
+        """What two outcomes of the same fault have in common."""
+        return self.kind, self.stage, self.text.partition(":")[0] if self.kind == "crash" else ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} in {self.stage}: {self.text}" if self.text else f"{self.kind} in {self.stage}"
+
+
+class TimedOut(BaseException):
+    """Not an Exception, so that nothing on the way takes it for an ordinary error."""
+
+
+class _Disagreement(Exception):
+    pass
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """TimedOut after so many seconds of this process's CPU time, where there are such timers (not under Windows, not in threads)."""
+    if not hasattr(signal, "SIGPROF") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimedOut
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def run(case: Case, rules: Sequence[Rule] = RULES, limit: float = 20.0) -> Outcome:
+    """The case through all stages, within `limit` seconds of CPU time.  rules: the registry that it chooses from."""
+    stages = _Stages(case, rules)
+    kind, text = "ok", ""
+    try:
+        with time_limit(limit), np.errstate(all="ignore"):
+            stages.run()
+    except TimedOut:
+        kind, text = "hang", f"more than {limit:g} s"
+    except _Disagreement as e:
+        kind, text = "disagreement", str(e)
+    except EqsatError as e:
+        kind, text = "refused", f"{type(e).__name__}: {e}"
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as e:  # panics of the engine are no Exceptions
+        if isinstance(e, (SystemExit, GeneratorExit)):
+            raise
+        kind, text = "crash", f"{type(e).__name__}: {e}"
+    return Outcome(kind, stages.stage, text.strip()[:2000], frozenset(stages.coverage))
+
+
+class _Stages:
+    def __init__(self, case: Case, rules: Sequence[Rule]):
+        self.case, self.rules, self.stage = case, rules, "trace"
+        self.coverage: set[str] = set()
+
+    def run(self) -> None:
+        case = self.case
+        program = case.program.trace()
+        if math.prod(program.axes.values()) > MOST_SPACE:
+            raise EqsatError("too large to compare")
+        target = parse_target(case.target)
+        values = arrays(case, program)
+        self.stage = "reference"
+        want = reference(program, values)
+        self.stage = "saturation"
+        saturated = saturate(program, self._rules(), Limits(_NODES, 1e9), self._splittable(program))
+        self._saw(saturated)
+        self.stage = "e-graph"
+        if saturated.graph.size * math.prod(program.axes.values()) <= _MOST_VALUES:
+            exact = {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)}
+            verdict = check_graph(saturated, program, case.seed, exact, 2 + case.split % 3)
+            if not verdict.ok:
+                raise _Disagreement(verdict.counterexample)
+        self.stage = "extraction"
+        model = model_for(case.target)
+        found = extract(saturated.graph, program, model, numerics=case.numerics)
+        plan = _settled(self._plan(found), target, model)
+        self.stage = "lowering"
+        tiles = [check(lower(k, plan.buffers, plan.compute_dtype)) for k in plan.kernels]
+        for p in tiles:
+            self._lowered(p)
+        self.stage = f"{target.kind} run"
+        got = self._results(program, plan, tiles, target, values)
+        self.stage = f"{target.kind} values"
+        for n, (w, b, g) in enumerate(zip(*want, got)):
+            bad = difference(w, b, np.asarray(g).astype(np.float64), worst(program))
+            if bad:
+                raise _Disagreement(f"output {n}: {bad}")
+        self.stage = target.kind
+
+    def _rules(self) -> tuple[Rule, ...]:
+        case = self.case
+        rules = [r for r in self.rules if r.name not in case.without and (case.numerics != "strict" or r.numerics == "exact")]
+        if case.order:
+            r = random.Random(case.order)
+            rules = [replace(x, phase="contract") if x.phase == "algebra" and r.random() < 0.3 else x for x in rules]
+            r.shuffle(rules)
+        return tuple(rules)
+
+    def _splittable(self, program: Program) -> tuple[str, ...]:
+        if not self.case.split:
+            return ()
+        r = random.Random(self.case.split)
+        axes = dict.fromkeys(t.attr[1] for t in postorder(o.term for o in program.outputs) if t.op == "red")  # type: ignore[index]
+        return tuple(a for a in axes if program.axes[a] > 1 and r.random() < 0.7)
+
+    def _saw(self, saturated: Saturated) -> None:
+        """How often each rule fired, to a power of two."""
+        counts: dict[str, int] = {}
+        for _, n in saturated.graph.items():
+            counts[n.why] = counts.get(n.why, 0) + 1
+        self.coverage.update(f"rule {why} {n.bit_length()}" for why, n in counts.items() if why != "source")
+        self.coverage.update(f"phase {p.name} {p.stop}" for p in saturated.stats)
+        self.coverage.update(
+            f"monoid {len(n.attr[0].pivots)} {n.attr[0].size}" for _, n in saturated.graph.items() if n.op == "fold"
+        )  # type: ignore[index]
+
+    def _lowered(self, p: TileProgram) -> None:
+        kind = self.case.target.partition(":")[0]
+        self.coverage.update(f"{kind} axes {' '.join(sorted(x.role for x in p.axes.values()))}" for _ in (0,))
+        depth = [0]
+
+        def loops(body: tuple[Stmt, ...], at: int) -> None:
+            for s in body:
+                if isinstance(s, Loop):
+                    depth[0] = max(depth[0], at + 1)
+                    self.coverage.update(f"{kind} carry {c.kind} {c.op}" for c in s.carries)
+                    self.coverage.update([f"{kind} skips"] if s.constraints else [])
+                    loops(s.body, at + 1)
+
+        loops(p.body, 0)
+        self.coverage.add(f"{kind} depth {depth[0]}")
+        for s in walk(p.body):
+            what = getattr(s, "fn", getattr(s, "op", ""))
+            self.coverage.add(f"{kind} {type(s).__name__} {what} {getattr(s, 'role', '')}".strip())
+
+    def _plan(self, found: Any) -> Plan:
+        """The plan found; or, by the seed, one that lost, its streamed and its block's axes in other tiles."""
+        case = self.case
+        plan = found.plan
+        if case.schedule:
+            r = random.Random(case.schedule)
+            plan = r.choice([plan, *(c.plan for c in found.candidates)])
+            plan = replace(
+                plan,
+                kernels=tuple(replace(k, axes={a: _tiled(r, case.target, x) for a, x in k.axes.items()}) for k in plan.kernels),
+            )
+        return plan
+
+    def _results(
+        self, program: Program, plan: Plan, tiles: Sequence[TileProgram], target: Target, values: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        if target.kind == "cpu":
+            from ..backends import make_runner
+
+            return make_runner(program, plan, target)(values, None)
+        from ..codegen.cuda.emit import emit, schedule_of
+        from ..codegen.cuda.emulate import EmulationError, run_source
+
+        arch = emulated(str(target))
+        for p in tiles:
+            self.coverage.add(f"{target} as {type(schedule_of(p, plan.buffers, arch)).__name__}")
+        source = emit(tiles, plan.buffers, arch)
+        inputs = {i.name: x for i, x in zip(program.inputs, values)}
+        try:
+            (out,) = run_source(source, plan.buffers, inputs, (self.case.seed % 7,))
+        except EmulationError as e:
+            if "not emulated" in str(e):
+                raise EqsatError(str(e)) from None
+            raise
+        return [out[f"out{n}"] for n in range(len(program.outputs))]
+
+
+def _tiled(r: random.Random, target: str, x: Axis) -> Axis:
+    if x.role == "whole" or r.random() < 0.4:
+        return x
+    tiles = [n for n in (1, 2, 3, 4, 5, 8, 16, 32, 64, 128) if n <= x.extent] if target == "cpu" else [8, 16, 32, 64, 128]
+    tile = min(r.choice([*tiles, x.extent]), max(x.extent, x.tile))
+    return replace(x, tile=tile)
+
+
+@cache
+def emulated(target: str) -> Any:
+    """The architecture by which a GPU target's text runs on the CPU."""
+    from ..codegen.cuda.arch import emulator_arch, hopper_emulator_arch
+    from ..codegen.hip import hip_emulator
+
+    kind, _, name = target.partition(":")
+    return hip_emulator(name) if kind == "hip" else hopper_emulator_arch() if name == "sm_90a" else emulator_arch()
+
+
+# ------------------------------------------------------------------ values
+
+
+def arrays(case: Case, program: Program) -> list[np.ndarray]:
+    """Input values of the kinds that the case asks for.  −∞ is given only to inputs that the compiler takes for scores."""
+    import ml_dtypes  # noqa: F401
+
+    scores = may_be_masked(program, [o.term for o in program.outputs])
+    out = []
+    for n, (spec, i) in enumerate(zip(case.program.inputs, program.inputs)):
+        rng = np.random.default_rng([case.seed, n])
+        x = rng.standard_normal(spec.shape)
+        match spec.kind:
+            case "positive":
+                x = rng.uniform(*RANGES["positive"], spec.shape)
+            case "ties":
+                x = rng.integers(-2, 3, spec.shape).astype(np.float64)
+            case "constant":
+                x = np.full(spec.shape, rng.choice([0.0, 1.0, -1.5]))
+            case "large":
+                x = 1e4 * x
+            case "offset":
+                x = 1000.0 + 1e-3 * x
+            case "masked" if i.name in scores:
+                x = np.where(rng.random(spec.shape) < 0.3, -np.inf, x)
+                if x.ndim:
+                    x[0] = -np.inf
+        out.append(np.asarray(x).astype(np.dtype(i.dtype)))
+    return out
+
+
+def worst(program: Program) -> str:
+    """The least exact dtype that a program computes in."""
+    dtypes = [program.compute_dtype, *(i.dtype for i in program.inputs), *(o.dtype for o in program.outputs)]
+    return max((d for d in dtypes if d in _ROUNDING), key=_ROUNDING.__getitem__)
+
+
+def reference(program: Program, values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Outputs in float64, and bounds of what rounding in the program's least exact dtype may do to them: inf where it cannot be told."""
+    dtype = worst(program)
+    env = Env(program.axes, {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)})
+    memo: dict[Term, Approx] = {}
+    for t in postorder(o.term for o in program.outputs):
+        args = [memo[a] for a in t.args]
+        memo[t] = _rounded(t, step(t.op, t.attr, args, env), args, env, dtype)
+    wants = [_assembled(o, memo[o.term].value, env) for o in program.outputs]
+    exact = [replace(o, dtype="float64") for o in program.outputs]
+    return wants, [_assembled(o, memo[o.term].bound, env) for o in exact]
+
+
+def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -> Approx:
+    """With the error of one more rounding, and of sums in any order."""
+    if t.op in _EXACT or t.attr in PREDICATES:
+        return a
+    scale = np.abs(a.x)
+    if t.op == "red" and t.attr[0] == "+":  # type: ignore[index]
+        order, parts = env.explicit(t.attr[1], args[0].value, 0.0)  # type: ignore[index]
+        total = np.abs(np.where(np.isfinite(parts), parts, 0.0)).sum(axis=0)
+        _, (total,) = env.align([(tuple(order[1:]), np.asarray(total))])
+        scale = np.maximum(scale, total) if total.ndim == a.x.ndim else scale
+    elif t.op == "add":
+        _, xs = env.align([b.value for b in args])
+        scale = np.asarray(sum(np.abs(np.where(np.isfinite(x), x, 0.0)) for x in xs))
+    with np.errstate(all="ignore"):
+        error = a.error + _ROUNDING[dtype] * np.where(np.isfinite(a.x), scale, 0.0) + np.where(a.x != 0, _LEAST[dtype], 0.0)
+        error = np.where(np.isfinite(a.x) & (np.abs(a.x) > _LARGEST[dtype]), np.inf, error)
+    return Approx(a.axes, a.x, np.broadcast_to(error, a.x.shape))
+
+
+def difference(want: np.ndarray, bound: np.ndarray, got: np.ndarray, dtype: str) -> str | None:
+    """What differs by more than its bound allows, if anything does."""
+    if want.shape != got.shape:
+        return f"shape {got.shape} instead of {want.shape}"
+    want = want.astype(np.float64)
+    sure = np.isfinite(bound)
+    scale = np.abs(want[np.isfinite(want) & sure]).max(initial=0.0)
+    alike = (want == got) | (np.isnan(want) & np.isnan(got))
+    finite = np.isfinite(want) & np.isfinite(got)
+    gap = np.abs(np.where(finite, want, 0.0) - np.where(finite, got, 0.0))
+    near = finite & (gap <= _SLACK * np.where(sure, bound, 0.0) + _FLOOR[dtype] * scale + _LEAST[dtype])
+    bad = sure & ~(alike | near)
+    if not bad.any():
+        return None
+    at = tuple(int(n) for n in np.argwhere(bad)[0])
+    return f"{got[at]:.9g} instead of {want[at]:.9g} ± {bound[at]:.2g} at {at} ({int(bad.sum())} of {bad.size} elements)"

@@ -1,0 +1,265 @@
+"""The fuzzer: the same cases from the same seed, planted faults found and shrunk, the corpus replayed, a run taken up again."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from eqsat_neptune.rules import RULES, Rule
+
+from eqsat_neptune.errors import EqsatError
+from eqsat_neptune.runtime import cpu
+from eqsat_neptune.testing import cases
+from eqsat_neptune.testing.cases import Case, Outcome, difference, run
+from eqsat_neptune.testing.fuzz import Fuzzer, keep, load, main, shrink
+from eqsat_neptune.testing.statements import REDUCTIONS, ROWWISE, Call, Operand, Statements, draw, mutate
+
+CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
+SOFTMAX = Statements(
+    (Operand((3, 5)), Operand((5, 4))),
+    (
+        Call("max", ("x0",), (("axis", -1), ("keepdims", True))),
+        Call("subtract", ("x0", "v0")),
+        Call("exp", ("v1",)),
+        Call("sum", ("v2",), (("axis", -1), ("keepdims", True))),
+        Call("divide", ("v2", "v3")),
+        Call("matmul", ("v4", "x1")),
+    ),
+    ("v5",),
+)
+
+
+def found_by(fuzzer: Fuzzer, most: int) -> tuple[Case, Outcome]:
+    for _ in range(most):
+        if found := fuzzer.step():
+            return found
+    raise AssertionError(f"nothing found: {fuzzer}")
+
+
+# ------------------------------------------------------------------ programs as data
+
+
+def test_programs_survive_json_and_fit_together() -> None:
+    for seed in range(60):
+        r = random.Random(seed)
+        s = draw(r)
+        for p in (s, mutate(r, s)):
+            assert Statements.from_json(json.loads(json.dumps(p.to_json()))) == p
+            assert p.trace().outputs
+
+
+def test_programs_are_biased_towards_chains_of_reductions() -> None:
+    def depth(s: Statements) -> int:
+        deep: dict[str, int] = {}
+        for n, c in enumerate(s.calls):
+            deep[f"v{n}"] = max((deep.get(a, 0) for a in c.names()), default=0) + (c.fn in REDUCTIONS) + 2 * (c.fn in ROWWISE)
+        return max(deep.values(), default=0)
+
+    chained = sum(depth(draw(random.Random(seed))) > 1 for seed in range(100))
+    assert chained > 40
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"calls": [["__class__", ["x0"], {}]]},
+        {"calls": [["exp", ["v0"], {}]]},
+        {"calls": [["exp", [{"a": 1}], {}]]},
+        {"outputs": ["v9"]},
+        {"inputs": [[[-1], "float64", "normal"]]},
+        {"inputs": [[[2], "object", "normal"]]},
+    ],
+)
+def test_data_that_is_no_program_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a"):
+        Statements.from_json(SOFTMAX.to_json() | change)
+
+
+def test_the_printed_program_runs(tmp_path: Path) -> None:
+    path = tmp_path / "case.py"
+    path.write_text(str(Case(SOFTMAX, seed=3)), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("ok in cpu")
+
+
+# ------------------------------------------------------------------ cases
+
+
+def test_a_case_says_what_it_saw() -> None:
+    outcome = run(Case(SOFTMAX, split=1, schedule=5))
+    assert outcome.kind == "ok", outcome
+    assert any(c.startswith("rule break-dependency") for c in outcome.coverage)
+    assert any(c.startswith("cpu Contract") for c in outcome.coverage)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942"])
+def test_emulated_targets(target: str) -> None:
+    if cases_compiler() is None:
+        pytest.skip("no C++ compiler on this machine")
+    small = Statements((Operand((3, 5), "float32"),), (Call("softmax", ("x0",), (("axis", -1),)),), ("v0",))
+    outcome = run(Case(small, target=target))
+    assert outcome.kind == "ok", outcome
+    assert any(" as " in c for c in outcome.coverage)
+
+
+def cases_compiler() -> str | None:
+    from eqsat_neptune.codegen.cuda.emulate import host_compiler
+
+    return host_compiler()
+
+
+def test_bounds_tell_rounding_from_faults() -> None:
+    want, bound = np.array([1.0, np.inf, np.nan, 2.0]), np.array([1e-15, 0.0, 0.0, np.inf])
+    assert difference(want, bound, np.array([1.0 + 1e-15, np.inf, np.nan, 7.0]), "float64") is None
+    for n, wrong in enumerate([1.001, 3.0, 0.0]):
+        got = want.copy()
+        got[n] = wrong
+        assert difference(want, bound, got, "float64")
+
+
+@pytest.mark.skipif(not hasattr(cases.signal, "SIGPROF"), reason="no timers of CPU time")
+def test_a_case_that_never_ends_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forever(*_: object, **__: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(cases, "extract", forever)
+    outcome = run(Case(SOFTMAX), limit=0.5)
+    assert (outcome.kind, outcome.stage) == ("hang", "extraction")
+
+
+# ------------------------------------------------------------------ planted faults
+
+
+def test_a_wrong_rule_is_found_and_shrunk() -> None:
+    wrong = Rule("wrong", "", "(sum k (mul x y))", "(mul (sum k x) (sum k y))")
+    case, outcome = found_by(Fuzzer(1, rules=(*RULES, wrong)), 60)
+    assert outcome.kind == "disagreement" and outcome.stage == "e-graph"
+    assert len(case.program.calls) <= 3, case.program
+    assert run(case).kind == "ok"  # without the rule
+
+
+def test_a_wrong_kernel_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(cpu.CpuRunner):
+        def __call__(self, arrays: Any, stream: Any) -> list[np.ndarray]:
+            outs = super().__call__(arrays, stream)
+            return [np.where(o == o.max(), o + 1e-3, o) if o.ndim == 1 and o.dtype.kind == "f" else o for o in outs]
+
+    monkeypatch.setattr(cpu, "CpuRunner", Wrong)
+    case, outcome = found_by(Fuzzer(2), 60)
+    assert outcome.stage == "cpu values"
+    assert len(case.program.calls) <= 2, case.program
+
+
+def test_an_unexpected_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower = cases.lower
+
+    def fails(kernel: Any, *args: Any) -> Any:
+        program = lower(kernel, *args)
+        if "exp" in str(program):
+            raise KeyError("exp")
+        return program
+
+    monkeypatch.setattr(cases, "lower", fails)
+    case, outcome = found_by(Fuzzer(3), 60)
+    assert (outcome.kind, outcome.stage) == ("crash", "lowering")
+    assert [c.fn for c in case.program.calls] in (["exp"], ["silu"], ["softmax"], ["log_softmax"], ["logsumexp"])
+
+
+def test_shrinking_keeps_the_fault() -> None:
+    """Fails where there is a division: nothing else must be left, and options play no part."""
+
+    def runs(case: Case) -> Outcome:
+        bad = any(c.fn == "divide" for c in case.program.calls)
+        return Outcome("crash" if bad else "ok", "run")
+
+    start = Case(SOFTMAX, seed=9, split=1, schedule=2, without=("split-fold", "push-max"))
+    case, outcome = shrink(start, runs(start), runs)
+    assert [c.fn for c in case.program.calls] == ["divide"] and outcome.faulty
+    assert all(np.prod(i.shape) == 1 for i in case.program.inputs)
+    assert case == Case(case.program)
+
+
+# ------------------------------------------------------------------ runs
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def record() -> tuple[Any, ...]:
+        f = Fuzzer(7)
+        for _ in range(12):
+            f.step()
+        return f.queue, f.coverage, f.figures.refused, list(f.faults)
+
+    assert record() == record()
+    assert Fuzzer(7).case(0) != Fuzzer(8).case(0)
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    whole = Fuzzer(5)
+    for _ in range(12):
+        whole.step()
+    first = Fuzzer(5, folder=tmp_path)
+    for _ in range(6):
+        first.step()
+    first.save()
+    second = Fuzzer(5, folder=tmp_path)
+    assert second.figures.tried == 6
+    for _ in range(6):
+        second.step()
+    assert (second.queue, second.coverage) == (whole.queue, whole.coverage)
+    assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]  # nothing half written
+
+
+def test_a_process_that_died_leaves_its_case_as_a_fault(tmp_path: Path) -> None:
+    f = Fuzzer(5, folder=tmp_path)
+    f.step()
+    last = load(tmp_path / "running.json")
+    Fuzzer(5, folder=tmp_path).died(-11)
+    assert [load(p) for p in (tmp_path / "faults").glob("*.json")] == [last]
+    assert [c for c, _ in Fuzzer(5, folder=tmp_path).faults.values()] == [last]
+
+
+def test_bad_states_and_arguments_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(EqsatError, match="unknown target"):
+        Fuzzer(targets=("tpu",))
+    Fuzzer(0, folder=tmp_path).save()
+    (tmp_path / "state-0-cpu.json").write_text("{}")
+    with pytest.raises(EqsatError, match="not a state"):
+        Fuzzer(0, folder=tmp_path)
+    assert main(["--replay", str(tmp_path / "state-0-cpu.json")]) == 2
+    assert "no case" in capsys.readouterr().err
+
+
+def test_the_command_prints_figures(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "eqsat_neptune.testing.fuzz", "--seconds", "1", "--seed", "4", "--corpus", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode in (0, 3), done.stderr
+    assert "programs in" in done.stdout
+    assert (tmp_path / "state-4-cpu.json").exists() and not (tmp_path / "running.json").exists()
+
+
+# ------------------------------------------------------------------ the corpus
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_corpus(path: Path) -> None:
+    case = load(path)
+    if case.target != "cpu" and cases_compiler() is None:
+        pytest.skip("no C++ compiler on this machine")
+    outcome = run(case)
+    if case.reason:
+        assert outcome.faulty, f"no longer fails: take out its reason ({case.reason})"
+        pytest.xfail(case.reason)
+    assert not outcome.faulty, f"{outcome}\n\n{case}"
+
+
+def test_kept_cases_are_read_back(tmp_path: Path) -> None:
+    case = Case(SOFTMAX, seed=3, without=("split-fold",), reason="because")
+    assert load(keep(tmp_path, case, Outcome("crash", "run"))) == case
