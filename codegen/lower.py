@@ -460,6 +460,8 @@ class _Lowering:
             n, x, rest = parts
             mean = self.map(p, "div", (self.value(x, p), self.const(n)))
             return self.map(p, "mul", [mean, *(self.value(a, p) for a in rest)]) if rest else mean
+        if t.op in ("add", "mul") and len(t.args) == 1:  # where no rule takes products of one factor apart
+            return self.value(t.args[0], p)
         fn = str(t.attr) if t.op in ("un", "bi") else t.op
         return self.map(p, fn, [self.value(a, p) for a in t.args])
 
