@@ -190,7 +190,7 @@ def _magnitude(t: Term, most: dict[Term, float], program: Program) -> float | No
             return program.axes[base(a)] - 1.0
         case "input":
             i = program.input(a[0])
-            return None if i.dtype in FLOATS else max(map(abs, i.range or _range_of(i.dtype)))
+            return None if i.dtype in FLOATS else max(map(abs, i.range or range_of(i.dtype)))
         case "un" | "bi" if a in PREDICATES:
             return 1.0
         case "gather" | "where":
@@ -214,9 +214,10 @@ def _magnitude(t: Term, most: dict[Term, float], program: Program) -> float | No
     return None
 
 
-def _range_of(dtype: str) -> tuple[float, float]:
+def range_of(dtype: str) -> tuple[float, float]:
+    """Bounds of an integer dtype's values, or of bool's."""
     bits = 1 if dtype == "bool" else 8 * DTYPES[dtype]
-    return (0.0, 2.0**bits - 1) if dtype == "bool" or dtype.startswith("uint") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1))
+    return (0.0, 2.0**bits - 1) if dtype == "bool" or dtype.startswith("uint") else (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
 
 
 def elements(shape: Sequence[int]) -> int:

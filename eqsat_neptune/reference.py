@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import InputError
+from .integers import wrapped
 from .program import Input, Output, Program, dtype_name
 from .terms import REDUCTIONS, Affine, Monoid, Term, axis_index, base, inner, normalise, outer, postorder, variables
 
@@ -448,8 +449,8 @@ def _fold(h: Monoid, component: int, axis: str, singletons: Sequence[Value], env
 def evaluate(program: Program | DynamicProgram, *arrays: Any, dtype: Any = "float64") -> Any:
     """Run a program step by step in `dtype`: its meaning, in float64.
 
-    Takes one array for each input, in order.  Outputs of a floating dtype are returned in `dtype`, others in their own; integer
-    inputs must be exact in `dtype`.  InputError if an array does not match its spec.
+    Takes one array for each input, in order.  Outputs of a floating dtype are returned in `dtype`, others in their own, integers
+    modulo 2^bits; integer inputs must be exact in `dtype`.  InputError if an array does not match its spec.
     """
     from .trace import DynamicProgram
 
@@ -499,7 +500,8 @@ def _numpy_dtype(name: str) -> np.dtype:
 def _exactly(x: np.ndarray, real: np.dtype, name: str) -> np.ndarray:
     limit = 2 ** (np.finfo(real).nmant + 1)
     if x.dtype.kind in "iu" and x.dtype.itemsize >= 4 and x.size and (x.max() > limit or x.min() < -limit):
-        raise InputError(f"input {name!r} has integers beyond ±{limit}, which {real} cannot represent")
+        raise InputError(f"input {name!r} has integers beyond ±{limit} (2^{limit.bit_length() - 1}): programs are evaluated in {real}, "
+                         "which is exact up to there", "keep integers within it" + ("" if limit > 2**24 else ", or evaluate in float64"))
     return x.astype(real, copy=False)
 
 
@@ -507,6 +509,7 @@ def _assembled(o: Output, value: Value, env: Env) -> np.ndarray:
     """The array of an output from its value over axes."""
     flat = [a for d in o.dims for a in d]
     x = np.broadcast_to(env.expand(value, flat), [env.size(a) for a in flat])
-    with np.errstate(invalid="ignore"):
-        dtype = env.dtype if _numpy_dtype(o.dtype).kind not in "iub" else _numpy_dtype(o.dtype)
-        return np.array(x.reshape(o.shape), dtype=dtype)
+    x, dtype = x.reshape(o.shape), _numpy_dtype(o.dtype)
+    if dtype.kind in "iu":
+        return np.array(wrapped(x, dtype))
+    return np.array(x, dtype=dtype if dtype.kind == "b" else env.dtype)

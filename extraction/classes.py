@@ -10,7 +10,7 @@ from functools import cached_property
 
 from .. import terms as T
 from ..graph import Graph, Node
-from ..program import DTYPES, FLOATS, Output, Program
+from ..program import DTYPES, FLOATS, Output, Program, range_of
 from ..rules.payloads import is_payload
 
 HALF = ("bfloat16", "float16")
@@ -141,9 +141,13 @@ class Classes:
         return self.outputs[c][0][1].dtype if c in self.outputs else self._own_dtype(c)
 
     def readable(self, c: int) -> bool:
-        """May the class be read from where it is stored?  Not an output that is rounded more than an intermediate would be."""
+        """May the class be read from where it is stored?  Not an output that is rounded more than an intermediate would be, nor
+        integers that may wrap around there."""
         dtype = self.dtype(c)
-        return dtype not in FLOATS or DTYPES[dtype] >= DTYPES[self._own_dtype(c)]
+        if dtype in FLOATS:
+            return DTYPES[dtype] >= DTYPES[self._own_dtype(c)]
+        (lo, hi), (least, most) = self.graph.interval(c), range_of(dtype)
+        return least <= lo and hi <= most
 
     def _own_dtype(self, c: int) -> str:
         if self.half is None or self.program.compute_dtype != "float32":

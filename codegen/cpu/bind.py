@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import InputError
+from ...integers import wrapped
 from ...terms import PREDICATES, REDUCTIONS, Affine
 from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, Value, operands, results, walk
 from .contract import Kept, Reg, Step, Tensor, contraction, empty, invoke
@@ -32,6 +33,15 @@ def conversion(source: np.dtype, dest: np.dtype) -> Callable[[np.ndarray, np.nda
         return lambda out, x: np.copyto(out, x, casting="unsafe")
     table = np.arange(256, dtype=np.uint8).view(source).astype(dest)  # ten times as fast as converting one by one
     return lambda out, x: np.take(table, x.view(np.uint8), out=out, mode="clip")
+
+
+def rounding(source: np.dtype, dest: np.dtype, bound: float | None) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """A function (dest, source) that stores elements; integers wrap around.  bound: of their magnitudes, if they are integers."""
+    if source.kind != "f" or dest.kind not in "iu" or (bound is not None and dest.kind == "i" and bound <= np.iinfo(dest).max):
+        return lambda out, x: np.copyto(out, x, casting="unsafe")
+    if bound is not None and bound < 2.0**63:
+        return lambda out, x: np.copyto(out, x.astype(np.int64), casting="unsafe")
+    return lambda out, x: np.copyto(out, wrapped(x, dest))
 
 
 def ones(axis: str, n: int, dtype: np.dtype) -> Tensor:
@@ -266,6 +276,7 @@ class Scope:
         index, _ = self.positions(s.index, dims, tuple(n if d != dim else 1 << 62 for d, n in enumerate(shape)))
         base, window, registers = self.offsets(s.index[dim], dims), self.window(buffer), self.frame.registers
         where = self.tensor(s.position).aligned(dims)
+        limits = [self.offsets(ix, dims) for ix in self.plan.loose if set(ix.axes) <= set(dims)]
         n = shape[dim]
 
         def fetch() -> None:
@@ -276,6 +287,13 @@ class Scope:
             for x in base[0]:
                 at = at + x
             if not (np.min(p) > -math.inf and np.max(p) < math.inf and at.min() >= 0 and at.max() < n):
+                exists: Any = True  # what lies beyond a ragged end has no position
+                for arrays, rest_of in limits:
+                    exists = exists & (sum(arrays, np.int64(rest_of())) >= 0)
+                at, wrong = np.clip(at, 0, n - 1), ~(np.isfinite(p) & (at >= 0) & (at < n)) & exists
+            else:
+                wrong = None
+            if wrong is not None and np.any(wrong):
                 raise InputError(
                     f"a position at which {name} is read lies outside of 0 … {n - 1}",
                     f"positions along dimension {dim} must be at least 0 and less than {n}",
@@ -299,7 +317,8 @@ class Scope:
         target = self.in_buffer(h, id(s))
         loose = [ix for ix in self.plan.loose if set(ix.axes) <= {a for i in s.index for a in i.axes}]
         if not h.loose and not loose:
-            return [refresh, self.invoke(np.copyto, target.aligned(h.dims), arg.aligned(h.dims), casting="unsafe")]
+            write = rounding(arg.dtype, h.dtype, self.layout.bound[s.arg.id])
+            return [refresh, self.invoke(write, target.aligned(h.dims), arg.aligned(h.dims))]
         index, _ = self.positions(s.index, h.dims, self.plan.formats[h.buffer].shape)
         limits = [self.offsets(ix, h.dims) for ix in loose]
         window, registers, value = self.window(h.buffer), self.frame.registers, arg.aligned(h.dims)
@@ -313,7 +332,8 @@ class Scope:
             valid = np.broadcast_to(valid, shape)
             into = tuple(np.broadcast_to(i, shape)[valid] for i in at)
             out = window()
-            out[into] = np.broadcast_to(x, shape)[valid].astype(out.dtype)
+            x = np.broadcast_to(x, shape)[valid]
+            out[into] = wrapped(x, out.dtype) if x.dtype.kind == "f" and out.dtype.kind in "iu" else x.astype(out.dtype)
 
         return [put]
 

@@ -214,6 +214,7 @@ class Layout:
     conditions: frozenset[int] = frozenset()
     access: dict[int, Home] = field(default_factory=dict)
     direct: dict[int, Store] = field(default_factory=dict)
+    bound: dict[int, float | None] = field(default_factory=dict)  # largest magnitude of each value that is an integer
     work: float = 0.0  # elements that all blocks touch, about
 
 
@@ -227,7 +228,7 @@ class _Layout:
         self.p, self.formats, self.out = p, formats, Layout()
         self.names = {b.name: n for n, b in enumerate((*p.reads, *p.writes))}
         self.float = np.dtype(p.compute_dtype)
-        self.bound = _Types(p).bound
+        self.bound = self.out.bound = _Types(p).bound
         self.points = {a for a in p.axes if point(p, a)}
         self.extents = p.extents | {a: x.extent for a, x in p.axes.items()}
         self.boxed = [ix for a, ix in p.limits.items() if a not in loose_limits(p)]

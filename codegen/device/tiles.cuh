@@ -36,6 +36,25 @@ DEV i32 value(i8 x) { return x; }
 DEV i32 value(u8 x) { return x; }
 
 template <typename T> struct As { template <typename V> MEMBER static T of(V x) { return (T)x; } };
+// Integers wrap around: a conversion alone is undefined beyond the range of the type, and saturates.
+template <typename V> DEV i64 whole(V x) {                      // without its fraction, modulo 2⁶⁴
+    constexpr V half = (V)9223372036854775808.0, period = 2 * half;
+    if (x >= half || x < -half) x -= period * (V)floor(x / period);
+    return x >= half ? (i64)(u64)x : (i64)x;
+}
+template <typename T> struct Integer {
+    template <typename V> MEMBER static T of(V x) { return (T)x; }
+    MEMBER static T of(float x) { return sizeof(T) < 4 ? (T)(i32)x : (T)whole(x); }    // integers are small in float32 programs
+    MEMBER static T of(double x) { return (T)whole(x); }
+};
+template <> struct As<i64> : Integer<i64> {};
+template <> struct As<u64> : Integer<u64> {};
+template <> struct As<i32> : Integer<i32> {};
+template <> struct As<u32> : Integer<u32> {};
+template <> struct As<i16> : Integer<i16> {};
+template <> struct As<u16> : Integer<u16> {};
+template <> struct As<i8> : Integer<i8> {};
+template <> struct As<u8> : Integer<u8> {};
 template <> struct As<bf16> { MEMBER static bf16 of(float x) { return {float_to_bfloat(x)}; } };
 template <> struct As<f16> { MEMBER static f16 of(float x) { return {float_to_half(x)}; } };
 // Round to nearest even; what does not fit becomes NaN (e4m3) or infinite (e5m2).
