@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -329,8 +329,8 @@ class EGraph:
         functions = e.freeze().functions
         text = e.value_to_string
 
-        def rows(name: str) -> Iterable[Any]:
-            return [r for r in functions[name].rows if not r.subsumed] if name in functions else ()
+        def rows(name: str, retired: bool = False) -> Iterable[Any]:
+            return [r for r in functions[name].rows if r.subsumed == retired] if name in functions else ()
 
         back = {t: {s: v for v, s in keys.items()} for t, keys in self._keys.items()}
         axis = self.user_axis
@@ -368,15 +368,23 @@ class EGraph:
                     return op, (back["Fold"][a[0]], a[1], axis(a[2]))
             return op, None
 
-        raw: dict[Any, list[tuple[_Row, str]]] = {}
-        for ctor in _CONSTRUCTORS:
-            why = {read(ctor, r.inputs): text(r.output) for r in rows(f"why-{ctor}")}
-            for r in rows(ctor):
-                n = read(ctor, r.inputs)
-                raw.setdefault(r.output, []).append((n, why.get(n, "source" if ctor in _LEAVES else "congruence")))
+        def nodes(retired: bool) -> _Rows:
+            out: _Rows = {}
+            for ctor in _CONSTRUCTORS:
+                found = [(read(ctor, r.inputs), r.output) for r in rows(ctor, retired)]
+                why = {read(ctor, r.inputs): text(r.output) for r in rows(f"why-{ctor}")} if found else {}
+                for n, v in found:
+                    out.setdefault(v, []).append((n, why.get(n, "source" if ctor in _LEAVES else "congruence")))
+            return out
 
         outs = [v for _, v in sorted((e.value_to_i64(r.inputs[0]), r.output) for r in rows("handle"))]
+        raw = nodes(retired=False)
         number, ordered = _number(raw)
+        used = {a for ns in raw.values() for (_, _, args), _ in ns for a in args}
+        if not number.keys() >= used.union(raw, outs):
+            # What a class was rewritten to may be made of the class itself: with x = ½·(x+x) known, x + x = ½·(x+x) + ½·(x+x) is
+            # 1·(x+x).  Such a class has no term left without what was retired.
+            number, ordered = _number(raw, nodes(retired=True))
         g = Graph(outputs=tuple(number[v] for v in outs[:handles]), extents=dict(self.extents))
         for v, c in number.items():
             g.nodes[c] = []
@@ -456,10 +464,17 @@ def sexpressions(text: str) -> list:
 
 
 _Row = tuple[str, tuple, tuple]
+_Rows = dict[Any, list[tuple[_Row, str]]]  # class → its rows, each with the rule that made it
 
 
-def _number(raw: Mapping[Any, list[tuple[_Row, str]]]) -> tuple[dict[Any, int], dict[Any, list]]:
-    """Number classes in order of their smallest terms (tree size, then structure); nodes of a class in that order too."""
+def _number(live: _Rows, retired: _Rows | None = None) -> tuple[dict[Any, int], _Rows]:
+    """Number classes in order of their smallest terms (tree size, then structure); nodes of a class in that order too.
+
+    A class that has no term of live rows gets back its smallest retired row, one class after the other and smallest terms first, so
+    that no more come back than terms need."""
+    retired = retired or {}
+    raw = {v: [*live.get(v, ()), *retired.get(v, ())] for v in {**live, **retired}}
+    spare: list[tuple] = []  # retired rows whose arguments have terms
     users: dict[Any, list[tuple[Any, int]]] = {}
     waiting: dict[tuple[Any, int], int] = {}
     heap: list[tuple] = []
@@ -479,7 +494,7 @@ def _number(raw: Mapping[Any, list[tuple[_Row, str]]]) -> tuple[dict[Any, int], 
             sorted(ranks) if op in ("add", "mul") else ranks,
         )
         tick += 1
-        heapq.heappush(heap, (key, tick, v, i))
+        heapq.heappush(heap if i < len(live.get(v, ())) else spare, (key, tick, v, i))
 
     for v, ns in raw.items():
         for i, n in enumerate(ns):
@@ -489,8 +504,11 @@ def _number(raw: Mapping[Any, list[tuple[_Row, str]]]) -> tuple[dict[Any, int], 
                 users.setdefault(a, []).append((v, i))
             if not distinct:
                 offer(v, i)
-    while heap:
-        key, _, v, i = heapq.heappop(heap)
+    while heap or spare:
+        back = not heap
+        key, _, v, i = heapq.heappop(heap or spare)
+        if back and v in number:
+            continue
         found[v].append(raw[v][i])
         if v in number:
             continue

@@ -7,12 +7,15 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from eqsat_neptune.rules import RULES
 
+import eqsat_neptune as en
 from eqsat_neptune.egraph import SETTLE, Graph, Limits, Node, engine, explain, load, saturate
 from eqsat_neptune.program import Input, Output, Program
 from eqsat_neptune.programs import CASES
@@ -194,6 +197,39 @@ def test_subset_of_rules() -> None:
     p = traced("prefill_global")
     s = saturate(p, rules=[r for r in RULES if r.family != "folds"])
     assert not any(n.op == "fold" for _, n in s.graph.items()) and check_graph(s, p)
+
+
+# programs in which a sum is rewritten to what is made of the sum itself: with x = ½·(x+x) known, x + x is 1·(x+x)
+CIRCULAR: dict[str, Callable[[Any], Any]] = {
+    "leaky relu": lambda x: en.xp.leaky_relu(x + x, 0.5),
+    "a sum and its half": lambda x: (x + x, (x + x) * 0.5),
+    "maximum": lambda x: en.xp.maximum(x + x, (x + x) / 2),
+    "three terms": lambda x: en.xp.where(x > 0, x + x + x, (x + x + x) / 3),
+    "sums": lambda x: (en.xp.sum(x) + en.xp.sum(x), (en.xp.sum(x) + en.xp.sum(x)) / 2),
+    "in a circle": lambda x: (x + x, (x + x) + (x + x), ((x + x) + (x + x)) * 0.25),
+    "once retired": lambda x: (x + x, (x + x) * 0.5 + (x + x) * 0.5),
+}
+
+
+@pytest.mark.parametrize("name", CIRCULAR)
+def test_a_normal_form_made_of_itself_leaves_a_term(name: str) -> None:
+    """Normalisation may retire every row of a class; the class keeps a term, and both targets a kernel."""
+    p = trace(CIRCULAR[name], en.TensorSpec((4, 3)))
+    s = saturate(p)
+    assert s.stop == "fixpoint" and check_graph(s, p)
+    assert all(a < c for c, ns in s.graph.nodes.items() for a in ns[0].args)
+    value = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
+    want, got = (r if isinstance(r, tuple) else (r,) for r in (en.evaluate(p, value), en.optimize(p)(value)))
+    for u, v in zip(want, got, strict=True):
+        np.testing.assert_allclose(v, u, rtol=1e-6)
+    assert "__global__" in en.optimize(p, "cuda:sm_90a").source
+
+
+def test_only_what_terms_need_comes_back() -> None:
+    """`x + x` comes back; the products by 1 that it was rewritten to do not."""
+    g = saturate(trace(CIRCULAR["a sum and its half"], en.TensorSpec((4, 3)))).graph
+    total, half = g.outputs
+    assert [n.op for n in g.nodes[total]] == ["add"] and g.nodes[total][0].args == (half, half)
 
 
 def test_empty_axes() -> None:
