@@ -193,7 +193,7 @@ def test_shrinking_keeps_the_fault() -> None:
 def test_the_same_seed_gives_the_same_run() -> None:
     def record() -> tuple[Any, ...]:
         f = Fuzzer(7)
-        for _ in range(12):
+        for _ in range(8):
             f.step()
         return f.queue, f.coverage, f.figures.refused, list(f.faults)
 
@@ -203,15 +203,15 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole = Fuzzer(5)
-    for _ in range(12):
+    for _ in range(8):
         whole.step()
     first = Fuzzer(5, folder=tmp_path)
-    for _ in range(6):
+    for _ in range(4):
         first.step()
     first.save()
     second = Fuzzer(5, folder=tmp_path)
-    assert second.figures.tried == 6
-    for _ in range(6):
+    assert second.figures.tried == 4
+    for _ in range(4):
         second.step()
     assert (second.queue, second.coverage) == (whole.queue, whole.coverage)
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]  # nothing half written

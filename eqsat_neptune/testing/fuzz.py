@@ -31,7 +31,7 @@ from .cases import TARGETS, Case, Outcome, run
 from .statements import draw, mutate, size, smaller
 
 LIMIT = 20.0  # seconds of CPU time for one case
-DEAD = 10 * LIMIT  # seconds after which a process that answers to nothing is ended
+DEAD = 4 * LIMIT  # seconds after which a process that answers to nothing is ended
 SHRINKING = 300  # cases run to shrink one
 EMULATED = 0.15  # of the cases run in an emulator, if any target asks for one: compiling takes long
 _SMALL = (1, 2, 3, 4, 5, 7, 8, 12)
@@ -104,6 +104,7 @@ class Fuzzer:
     folder: Path | None = None
     rules: Sequence[Rule] = RULES
     limit: float = LIMIT
+    dead: float | None = None  # seconds in one case after which the process ends: for one that is started anew
     figures: Figures = field(default_factory=Figures)
     coverage: set[str] = field(default_factory=set)
     queue: list[Case] = field(default_factory=list)
@@ -167,7 +168,7 @@ class Fuzzer:
         def some() -> int:
             return r.randint(1, 1 << 30)
 
-        names = [x.name for x in self.rules]
+        names = [x.name for x in self.rules if x.phase != "norm"]  # without a normalisation saturation need not end
         return replace(
             case,
             seed=some(),
@@ -181,7 +182,13 @@ class Fuzzer:
     def _run(self, case: Case) -> Outcome:
         if self.running is not None:
             _write(self.running, {"case": case.to_json()})
-        return run(case, self.rules, self.limit)
+        if self.dead is None:
+            return run(case, self.rules, self.limit)
+        faulthandler.dump_traceback_later(self.dead, exit=True)
+        try:
+            return run(case, self.rules, self.limit)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _fault(self, case: Case, outcome: Outcome) -> tuple[Case, Outcome] | None:
         name = _digest(case)
@@ -335,6 +342,7 @@ def _inside(args: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the parent ignores it
     fuzzer = _fuzzer(args)
+    fuzzer.dead = DEAD
     start, shown = time.monotonic(), 0.0
     try:
         with tqdm(total=args.seconds, unit="s", disable=None, bar_format="{l_bar}{bar}| {n:.0f}/{total:.0f} s {postfix}") as bar:
@@ -342,13 +350,11 @@ def _inside(args: argparse.Namespace) -> int:
                 bar.update(passed - shown)
                 shown = passed
                 bar.set_postfix_str(f"{fuzzer.figures.tried} programs, {len(fuzzer.coverage)} kinds, {len(fuzzer.faults)} faults")
-                faulthandler.dump_traceback_later(DEAD, exit=True)
                 if found := fuzzer.step():
                     bar.write(f"\n# {found[1]}\n{found[0]}\n")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     finally:
-        faulthandler.cancel_dump_traceback_later()
         fuzzer.save()
     print(fuzzer)
     if fuzzer.running is not None:
