@@ -20,6 +20,7 @@ from dataclasses import replace
 from .. import terms as T
 from ..extraction import plan
 from ..extraction.plan import Buffer, Kernel
+from ..program import EXACT
 from ..terms import Affine, Monoid, Term
 from .tile import (
     Carry,
@@ -512,12 +513,23 @@ class _Lowering:
             raise LoweringError("a gather reads memory: extraction stores what it gathers from")
         name, index = x.attr
         dims = [n for n, ix in enumerate(index) if t.attr in ix.axes]
-        if len(dims) != 1 or dict(index[dims[0]].terms)[t.attr] != 1:
-            raise LoweringError("a gather's axis must index one dimension with step 1")
+        if len(dims) != 1:
+            raise LoweringError("a gather's axis must index one dimension")
         self.reads[name] = None
-        at = self.value(i, p)
+        dim = dims[0]
+        step = dict(index[dim].terms)[t.attr]
         rest = tuple(self.globally(Affine(ix.const, tuple(x for x in ix.terms if x[0] != t.attr))) for ix in index)
-        return self.emit(p, Gather(self.new(self.axes(t.free)), name, rest, dims[0], at))
+        at = self.value(i, p)
+        n, length = self.k.extents[t.attr], self.buffers[name].shape[dim]
+        if step != 1 or rest[dim] != Affine() or n != length:
+            # the axis is a part of the dimension: its positions are moved there, and wrong ones out of the dimension
+            outside = 2.0 * max(length - rest[dim].bounds(self.k.extents)[0], 1)
+            if abs(step) * (n - 1) > EXACT and self.dtype == "float32":
+                raise LoweringError("positions of a gather that float32 cannot hold")
+            low, high = self.map(p, "le", (self.const(0.0), at)), self.map(p, "lt", (at, self.const(float(n))))
+            there = self.map(p, "mul", (at, self.const(float(step)))) if step != 1 else at
+            at = self.map(p, "where", (self.map(p, "and", (low, high)), there, self.const(outside)))
+        return self.emit(p, Gather(self.new(self.axes(t.free)), name, rest, dim, at))
 
     # ---- reductions
     def loop(self, here: Path) -> None:

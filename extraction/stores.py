@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,14 +41,18 @@ class Terms:
             self.memo[c] = self.compute(c)
         return self.memo[c]
 
-    def read(self, m: Memory, index: dict[str, Affine] | None = None) -> Term:
-        return T.inp(m.name, tuple(ix.substitute(index) if index else ix for ix in m.index))
+    def read(self, c: int, index: dict[str, Affine] | None = None) -> Term:
+        """A stored class.  An output may hold it several times, along axes that the class lacks: the first copy is read."""
+        m = self.n.memory(c)
+        own = {self.n.axis(a) for a in self.r.free[c]}
+        first = {a: Affine() for ix in m.index for a in ix.axes if T.base(a) not in map(T.base, own)}
+        return T.inp(m.name, tuple(ix.substitute({**first, **(index or {})}) for ix in m.index))
 
     def compute(self, c: int) -> Term:
         o = self.b.choice(self.s, c)
         axis = self.n.axis
         if o is None:
-            return self.read(self.n.memory(c))
+            return self.read(c)
         n = o.node
         assert n is not None
         match o.kind:
@@ -58,7 +63,7 @@ class Terms:
                 if own is not None:
                     name, index = own.attr  # type: ignore[misc]
                     return T.inp(self.n.array(name), tuple(rename(ix, axis).substitute(m) for ix in index))
-                return self.read(self.n.memory(x), m)
+                return self.read(x, m)
             case "inline":
                 return self.inline(n.args[0], {axis(a): rename(ix, axis) for a, ix in n.attr})  # type: ignore[attr-defined]
         match n.op:
@@ -66,7 +71,7 @@ class Terms:
                 name, index = n.attr  # type: ignore[misc]
                 return T.inp(self.n.array(name), tuple(rename(ix, axis) for ix in index))
             case "stored":
-                return self.read(self.n.memory(c))
+                return self.read(c)
             case "iota":
                 return T.iota(axis(n.attr))  # type: ignore[arg-type]
             case "gather":
@@ -76,7 +81,7 @@ class Terms:
                     name, index = own.attr  # type: ignore[misc]
                     src = T.inp(self.n.array(name), tuple(rename(ix, axis) for ix in index))
                 else:
-                    src = self.read(self.n.memory(x))
+                    src = self.read(x)
                 return T.gather(src, axis(n.attr), self.of(i))  # type: ignore[arg-type]
             case "red":
                 op, a = n.attr  # type: ignore[misc]
@@ -108,9 +113,11 @@ class Terms:
                     return T.inp(name, tuple(i.substitute(index) for i in ix))
                 case "iota":
                     return position(index[t.attr]) if t.attr in index else None  # type: ignore[index]
+                case "gather" if guards and args[1] is not t.args[1]:
+                    # where the view leaves the extent its operand has no positions, and the gather is not to take them for wrong
+                    return T.gather(args[0], t.attr, T.where(inside, args[1], 0.0))  # type: ignore[arg-type]
             return None
 
-        out = T.rewrite([self.of(x)], at)[0]
         guards = []
         for a, ix in index.items():
             lo, hi = ix.bounds(self.real_extents)
@@ -118,9 +125,9 @@ class Terms:
                 guards.append(T.bi("le", 0.0, position(ix)))
             if hi >= self.real_extents[a]:
                 guards.append(T.bi("lt", position(ix), float(self.real_extents[a])))
-        if not guards:
-            return out
-        return T.where(guards[0] if len(guards) == 1 else T.bi("and", *guards), out, 0.0)
+        inside = functools.reduce(lambda g, h: T.bi("and", g, h), guards) if guards else T.num(1.0)
+        out = T.rewrite([self.of(x)], at)[0]
+        return T.where(inside, out, 0.0) if guards else out
 
     @property
     def real_extents(self) -> dict[str, int]:

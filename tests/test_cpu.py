@@ -678,6 +678,16 @@ def test_an_error_in_a_block_is_raised_and_leaves_the_kernel_usable() -> None:
     assert np.array_equal(kernel.run(x)["Y"], e[i])
 
 
+def test_what_lies_beyond_a_ragged_end_has_no_position() -> None:
+    e = rng().standard_normal((7, 3))
+    rows = T.gather(read("E", "v", "c"), "v", T.iota("k"))
+    sizes = {"k": 7, "k.o": 2, "k.i": 4, "c": 3, "v": 7}
+    roles = {"k.o": ("grid", 1), "k.i": ("whole", 0), "c": ("whole", 0)}
+    plan = make_plan([({"Y": (T.red("+", "k.i", rows), ("k.o", "c"))}, roles)], sizes, {"E": e})
+    got = CpuKernel(plan, None).run({"E": e})["Y"]  # type: ignore[arg-type]
+    np.testing.assert_allclose(got, [e[:4].sum(0), e[4:].sum(0)])
+
+
 def test_it_can_be_interrupted() -> None:
     kernel = CpuKernel(attention_plan(8, 1024, 64, 64, 128), None)  # type: ignore[arg-type]
     x = qkv(8, 1024, 64)

@@ -661,6 +661,98 @@ def test_layouts(operator: str, dtype: str) -> None:
         assert all(np.array_equal(x, y) for x, y in zip(arrays, before)), "inputs are only read"
 
 
+# ------------------------------------------------------------------ positions that the compiler made
+
+
+def rolled_and_widened(x: Any) -> Any:
+    a = xp.cumulative_sum(x, axis=0)
+    return xp.roll(a, -2), xp.concat([a, a[:, 0:1]], axis=1)
+
+
+def tiled_backwards(x: Any) -> Any:
+    a = xp.tile(xp.reshape(x, (15, 4)), (2, 2))
+    return a[::-2], a
+
+
+def repeated_and_continued(x: Any) -> Any:
+    a = xp.repeat(xp.softmax(x, axis=1), 2, axis=0)
+    return xp.concat([a, a[:1]], axis=0), a
+
+
+LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    # a view leaves what it reads, and the positions computed there are no positions
+    "roll of all": (lambda x: xp.roll(x, 1), (2, 3)),
+    "rotated rows": (lambda x: xp.concat([xp.reshape(x, (6, 4))[1:], xp.reshape(x, (6, 4))[:1]]), (2, 3, 4)),
+    "roll of a repetition": (lambda x: xp.roll(xp.repeat(x, 2, axis=0), -1, axis=0), (5,)),
+    "roll of a column": (lambda x: xp.roll(xp.reshape(x, (21, 1)), -3, axis=0), (3, 7)),
+    # the axis that positions run along has another step in memory, or is a part of a dimension
+    "pad of a reshape": (lambda x: xp.pad(xp.reshape(x, (12, 8)), ((1, 1), (0, 1))), (4, 6, 4)),
+    "differences backwards": (lambda x: xp.diff(xp.reshape(x[:, ::-2], (10, 3)), axis=0), (5, 4, 3)),
+    "roll of a tile": (lambda x: xp.roll(xp.tile(xp.reshape(xp.flip(x), (12, 2)), (2, 1)), 4, axis=0), (3, 4, 2)),
+    # an output holds what others read several times
+    "repeated and continued": (repeated_and_continued, (2, 6)),
+    "rolled and widened": (rolled_and_widened, (7, 1)),
+    "tiled backwards": (tiled_backwards, (2, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_positions_of_layouts(name: str) -> None:
+    fn, shape = LAYOUTS[name]
+    specs = [en.TensorSpec(shape)]
+    on_cpu(fn, specs, [(name, drawn(specs))])
+    for target in ("cuda:sm_90a", "hip:gfx942"):
+        assert en.optimize(fn, target, specs=specs).source
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", some(LAYOUTS, ["roll of all", "differences backwards", "tiled backwards"]))
+def test_positions_of_layouts_emulated(name: str) -> None:
+    fn, shape = LAYOUTS[name]
+    specs = [en.TensorSpec(shape)]
+    emulated(fn, specs, [(name, drawn(specs))])
+
+
+PARTS: dict[str, tuple[Callable[..., Any], int]] = {  # what positions are taken from, and how many rows it has
+    "slice": (lambda x: x[2:5], 3),
+    "backwards": (lambda x: x[::-2], 5),
+    "reshape": (lambda x: xp.reshape(x, (15, 2)), 15),
+    "repetition": (lambda x: xp.repeat(x[:3], 2, axis=0), 6),
+}
+
+
+@pytest.mark.parametrize("after", ["", "rolled"])
+@pytest.mark.parametrize("name", PARTS)
+def test_positions_of_a_part(name: str, after: str) -> None:
+    """Out of range is out of what the program takes from, not of the array in memory that this is a part of."""
+    part, n = PARTS[name]
+
+    def fn(x: Any, i: Any) -> Any:
+        rows = xp.take(part(x), i, axis=0)
+        return xp.roll(rows, 1, axis=0) if after else rows
+
+    specs = [en.TensorSpec((10, 3)), en.TensorSpec((4,), "int32")]
+    p = traced(fn, specs)
+    kernel, x = en.optimize(p), drawn(specs)[0]
+    for good in ([0, n - 1, -n, -1], [n - 1] * 4):
+        at = [x, np.array(good, np.int32)]
+        agree(kernel(*at), p, at, f"{good}", TOLERANCE["float32"])
+    for bad in ([0, n, 0, 0], [0, 0, 0, -n - 1], [2**31 - 1, 0, 0, 0]):
+        with pytest.raises(InputError):
+            kernel(x, np.array(bad, np.int32))
+
+
+@needs_compiler
+def test_positions_of_a_part_emulated() -> None:
+    """Where a position is out of range the result is NaN."""
+    p = traced(lambda x, i: xp.take(x[2:8:2], i, axis=0), [en.TensorSpec((10, 3)), en.TensorSpec((4,), "int32")])
+    plan = plans(p, SmallTilesOnGpu())[0]
+    x = drawn([en.TensorSpec((10, 3))])[0]
+    programs = [lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels]
+    (out,) = emulate.run(programs, plan.buffers, {p.inputs[0].name: x, p.inputs[1].name: np.array([2, 3, -1, -4], np.int32)})
+    np.testing.assert_array_equal(out["out0"], np.stack([x[6], x[0] * np.nan, x[6], x[0] * np.nan]))
+
+
 # ------------------------------------------------------------------ beyond 2³¹ elements
 
 

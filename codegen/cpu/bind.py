@@ -290,14 +290,12 @@ class Scope:
                 exists: Any = True  # what lies beyond a ragged end has no position
                 for arrays, rest_of in limits:
                     exists = exists & (sum(arrays, np.int64(rest_of())) >= 0)
-                at, wrong = np.clip(at, 0, n - 1), ~(np.isfinite(p) & (at >= 0) & (at < n)) & exists
-            else:
-                wrong = None
-            if wrong is not None and np.any(wrong):
-                raise InputError(
-                    f"a position at which {name} is read lies outside of 0 … {n - 1}",
-                    f"positions along dimension {dim} must be at least 0 and less than {n}",
-                )
+                if np.any(~(np.isfinite(p) & (at >= 0) & (at < n)) & exists):
+                    raise InputError(
+                        f"a position at which {name} is read lies outside of 0 … {n - 1}",
+                        f"positions along dimension {dim} must be at least 0 and less than {n}",
+                    )
+                at = np.clip(at, 0, n - 1)
             rest, valid = index()
             got = window()[tuple(at if d == dim else i for d, i in enumerate(rest))]
             dest[...] = 0
