@@ -178,7 +178,7 @@ def run(case: Case, rules: Sequence[Rule] = RULES, limit: float = 20.0) -> Outco
     except _Disagreement as e:
         kind, text = "disagreement", str(e)
     except EqsatError as e:
-        kind, text = "refused", f"{type(e).__name__}: {e}"
+        kind, text = "crash" if "please report" in str(e) else "refused", f"{type(e).__name__}: {e}"
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as e:  # panics of the engine are no Exceptions

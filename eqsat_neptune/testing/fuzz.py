@@ -209,6 +209,7 @@ class Fuzzer:
         self.figures.faulty += 1
         self._fault(case, outcome)
         self.save()
+        self.running.unlink()
 
     def save(self) -> None:
         if self.state is not None:
