@@ -56,6 +56,10 @@ def optimize(
 
         if specs is None:
             raise EqsatError("optimize was given a function without specs", "pass specs=[TensorSpec(…), …] or trace it first")
+        if isinstance(specs, TensorSpec) or not isinstance(specs, Iterable):
+            raise EqsatError(
+                f"specs must be a list of TensorSpecs, not {specs!r}", "one for each parameter: specs=[TensorSpec(…), …]"
+            )
         program = trace(program, *specs)
     elif specs is not None:
         raise EqsatError("specs go with a function; this program has its own", "leave out specs=")

@@ -57,6 +57,18 @@ class DynamicKernel:
     def cost(self) -> Any:
         raise self._unbound()
 
+    @property
+    def form(self) -> tuple[str, ...]:
+        raise self._unbound()
+
+    @property
+    def egraph(self) -> dict[str, Any]:
+        raise self._unbound()
+
+    @property
+    def from_cache(self) -> bool:
+        raise self._unbound()
+
     def report(self) -> Any:
         raise self._unbound()
 

@@ -39,6 +39,15 @@ class InputError(EqsatError):
     """The arrays given to a compiled kernel (or to `evaluate`) do not match its specs."""
 
 
+def wrong_index(position: float, extent: int, what: str = "an axis") -> InputError:
+    """A position outside of 0 … extent-1, told as the user's index: negative ones have had the extent added, as they count from the
+    end."""
+    index = f"{position - extent:.0f} (position {position:.0f})" if position < 0 else f"{position:.0f}"
+    return InputError(
+        f"an index is out of range: {index} into {what} of extent {extent}", f"indices lie in {-extent} … {extent - 1}"
+    )
+
+
 class TargetError(EqsatError):
     """The target string is unknown."""
 

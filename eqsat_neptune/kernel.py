@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,17 +191,30 @@ class Kernel:
         payload = self._record.to_bytes()
         head = json.dumps({"format": FORMAT, "version": _version(), "sha256": hashlib.sha256(payload).hexdigest()}).encode()
         try:
-            cache.write_atomically(Path(path), [head, b"\n", payload])
-        except OSError as e:
-            raise SavedKernelError(f"cannot write {path}: {e.strerror}") from None
+            cache.write_atomically(_path(path), [head, b"\n", payload])
+        except (OSError, ValueError) as e:
+            raise _unusable("write", path, e) from None
+
+
+def _path(path: Any) -> Path:
+    if isinstance(path, (str, os.PathLike)) and isinstance(os.fspath(path), str):
+        return Path(path)
+    raise SavedKernelError(f"a kernel's path must be a str or a pathlib.Path, not {path!r:.100}", 'for example "kernel.eqsat"')
+
+
+def _unusable(what: str, path: Any, e: OSError | ValueError) -> SavedKernelError:
+    """ValueError: of a name that no file can have (with a null character, or text that the file system cannot encode)."""
+    if isinstance(e, OSError):
+        return SavedKernelError(f"cannot {what} {path}: {e.strerror}")
+    return SavedKernelError(f"cannot {what} {str(path)!r:.200}: no file can have this name", "use a path without such characters")
 
 
 def load(path: str | Path) -> Kernel:
     """A kernel that `Kernel.save` wrote.  SavedKernelError if the file is not one, or of another version."""
     try:
-        raw = Path(path).read_bytes()
-    except OSError as e:
-        raise SavedKernelError(f"cannot read {path}: {e.strerror}") from None
+        raw = _path(path).read_bytes()
+    except (OSError, ValueError) as e:
+        raise _unusable("read", path, e) from None
     head, _, payload = raw.partition(b"\n")
     try:
         meta = json.loads(head)

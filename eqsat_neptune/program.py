@@ -29,6 +29,7 @@ DTYPES: dict[str, int] = {
     "uint8": 1,
     "bool": 1,
 }
+LARGEST = 2**63  # extents are below it
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -61,10 +62,17 @@ class TensorSpec:
                     raise ShapeError(f"the name of a dynamic extent must be an identifier, not {n!r}")
             elif not hasattr(n, "__index__") or isinstance(n, bool) or n < 0:
                 raise ShapeError(f"an extent must be an int ≥ 0 or a name, not {n!r}")
+            elif n >= LARGEST:
+                raise ShapeError("an extent is beyond 2^63", "no array is that large")
         object.__setattr__(self, "shape", tuple(n if isinstance(n, str) else n.__index__() for n in shape))
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if self.range is not None:
-            lo, hi = map(float, self.range)
+            try:
+                lo, hi = map(float, self.range)
+            except (TypeError, ValueError, OverflowError):
+                raise ShapeError(
+                    f"range must be two numbers, not {self.range!r:.100}", "give (lo, hi), for example range=(0, math.inf)"
+                ) from None
             if not lo <= hi:
                 raise ShapeError(f"range {self.range!r} is empty", "give (lo, hi) with lo ≤ hi")
             object.__setattr__(self, "range", (lo, hi))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import InputError
+from .errors import InputError, wrong_index
 from .integers import wrapped
 from .program import Input, Output, Program, dtype_name
 from .terms import REDUCTIONS, Affine, Monoid, Term, axis_index, base, inner, normalise, outer, postorder, variables
@@ -242,7 +242,7 @@ def _gather(axis: str, x: Value, i: Value, env: Env) -> Value:
     index = i[1]
     if index.size and not (np.min(index) >= 0 and np.max(index) < size):        # NaN fails too
         bad = index[~((index >= 0) & (index < size))].flat[0]
-        raise InputError(f"an index is out of range: {bad:g} into an axis of extent {size}", "indices must lie in 0 … extent-1")
+        raise wrong_index(bad, size)
     want = tuple(sorted(normalise({a for a in axes if a != slot} | set(i[0]))))
     position = env.expand(i, want).astype(np.int64)
     k = axes.index(slot)

@@ -44,6 +44,8 @@ def verify(program: Program, kernel: Any = None, *, seed: int = 0) -> Verdict:
     if not isinstance(program, Program):
         remedy = "bind its extents first: program.bind(n=…)" if hasattr(program, "bind") else "trace the function first"
         raise EqsatError(f"verify takes a traced program, not {type(program).__name__}", remedy)
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
+        raise EqsatError(f"seed must be an int ≥ 0, not {seed!r}", "it decides the random inputs")
     if isinstance(kernel, Term):
         return _same_value(program, kernel, seed)
     if kernel is not None and not isinstance(kernel, Kernel):

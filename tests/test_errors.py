@@ -198,6 +198,69 @@ def test_what_a_function_raises_itself_passes() -> None:
         en.trace(f, SPEC)
 
 
+@pytest.mark.parametrize("bounds", [(1,), (1, 2, 3), "ab", 3, (None, 1), (0, 10**400), (0, 1j)])
+def test_ranges_that_are_none(bounds: Any) -> None:
+    refused("ShapeError", "range must be two numbers", TensorSpec, (2,), range=bounds)
+
+
+@pytest.mark.parametrize("specs", [3, SPEC, 1.5, True])
+def test_specs_that_are_no_list(specs: Any) -> None:
+    refused("EqsatError", "specs must be a list of TensorSpecs", en.optimize, doubled, specs=specs)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda xp, x: x * 10**400,
+        lambda xp, x: 10**400 - x,
+        lambda xp, x: x < 10**400,
+        lambda xp, x: x ** (10**400),
+        lambda xp, x: xp.where(x > 0, -(10**400), x),
+        lambda xp, x: xp.clip(x, 0, 10**400),
+        lambda xp, x: x + xp.full((4,), 10**400),
+        lambda xp, x: x + xp.arange(10**400, 10**400 + 4),
+        lambda xp, x: x + xp.linspace(0, 10**400, 4),
+    ],
+)
+def test_numbers_beyond_every_dtype(f: Callable[..., Any]) -> None:
+    """Refused with the user's line."""
+    refused(
+        "DtypeError", f"{__file__}:{f.__code__.co_firstlineno}: an integer of 1329 bits", en.trace, lambda x: f(en.xp, x), SPEC
+    )
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda xp, x: xp.repeat(x, -1),
+        lambda xp, x: xp.repeat(x, -2, axis=0),
+        lambda xp, x: xp.tile(x, (-1, 1)),
+        lambda xp, x: xp.broadcast_to(x, (-1, *SHAPE)),
+        lambda xp, x: xp.zeros((-1,)),
+        lambda xp, x: xp.full(-2, 1.0),
+        lambda xp, x: xp.eye(-1),
+        lambda xp, x: xp.eye(2, -1),
+        lambda xp, x: xp.linspace(0, 1, -1),
+        lambda xp, x: xp.one_hot(xp.astype(x, "int32"), -1),
+        lambda xp, x: xp.diff(x, n=-1),
+    ],
+)
+def test_negative_extents(f: Callable[..., Any]) -> None:
+    refused("ShapeError", "must be at least 0, not -", en.trace, lambda x: f(en.xp, x), SPEC)
+
+
+def test_extents_beyond_every_memory() -> None:
+    refused("ShapeError", "beyond 2^63", TensorSpec, (2**63,))
+    refused("ShapeError", "beyond 2^63", en.trace, lambda x: en.xp.broadcast_to(x, (10**400, *SHAPE)), SPEC)
+
+
+@pytest.mark.parametrize("by", [-1, 64])
+def test_shifts(by: int) -> None:
+    spec = TensorSpec(SHAPE, "int32")
+    refused("DtypeError", "shift by 0 … 63 bits", en.trace, lambda x: x << by, spec)
+    refused("DtypeError", "shift by 0 … 63 bits", en.trace, lambda x: x >> by, spec)
+
+
 # ------------------------------------------------------------------ arguments of a kernel
 
 
@@ -447,9 +510,10 @@ def test_a_gather_out_of_range() -> None:
     x = np.arange(10, dtype=np.float32).reshape(5, 2)
     assert np.array_equal(k(x, np.array([4, 0, 2], np.int32)), x[[4, 0, 2]])
     assert np.array_equal(k(x, np.array([-1, -5, 0], np.int32)), x[[-1, -5, 0]])
-    for bad in ([0, 5, 1], [-6, 0, 0], [2**31 - 1, 0, 0]):
-        with pytest.raises(errors.InputError, match="outside of 0 … 4"):
-            k(x, np.array(bad, np.int32))
+    for bad, named in (([0, 5, 1], "5"), ([0, 0, -6], "-6"), ([-15, 0, 0], "-15"), ([2**31 - 1, 0, 0], str(2**31 - 1))):
+        for run in (k, lambda *arrays: en.evaluate(k.program, *arrays)):
+            with pytest.raises(errors.InputError, match=rf"out of range: {named} .*into .*of extent 5 \(indices lie in -5 … 4\)"):
+                run(x, np.array(bad, np.int32))
 
 
 def test_dtypes_of_results() -> None:
@@ -489,7 +553,7 @@ def test_dynamic_extents() -> None:
     refused("ShapeError", "has no extent 'm'", k.bind, m=3)
     refused("ShapeError", "an int ≥ 0", k.bind, n=-1)
     refused("ShapeError", "no number was given", k.bind)
-    for what in ("plan", "source", "cost"):
+    for what in ("plan", "source", "cost", "form", "egraph", "from_cache"):
         refused("EqsatError", "kernel.bind(n=…)", getattr, k, what)
     for method in (k.report, k.explain, k.compile, lambda: k.save("x")):
         refused("EqsatError", "kernel.bind(n=…)", method)
@@ -539,6 +603,12 @@ def test_verify_finds_what_is_wrong(program: Program, kernel: en.Kernel) -> None
     assert "error" in verdict.counterexample and "seed" in verdict.counterexample
 
 
+@pytest.mark.parametrize("seed", ["a", -1, 1.5, None, True])
+def test_seeds_of_verify(program: Program, kernel: en.Kernel, seed: Any) -> None:
+    refused("EqsatError", "seed must be an int ≥ 0", en.verify, program, kernel, seed=seed)
+    refused("EqsatError", "seed must be an int ≥ 0", en.verify, program, program.outputs[0].term, seed=seed)
+
+
 def test_verify_compares_terms(program: Program) -> None:
     t = program.outputs[0].term
     x, y = (inp(i.name, o) for i, o in zip(program.inputs, [program.outputs[0].index(program.axes)] * 2))
@@ -574,3 +644,12 @@ def test_saved_kernels(kernel: en.Kernel, tmp_path: Any) -> None:
     refused("SavedKernelError", "cannot read", en.load, tmp_path)
     (tmp_path / "file").write_text("")
     refused("SavedKernelError", "cannot write", kernel.save, tmp_path / "file" / "kernel")
+
+
+def test_paths_that_are_none(kernel: en.Kernel) -> None:
+    for path in ("a\0b", "\ud800"):
+        refused("SavedKernelError", "no file can have this name", kernel.save, path)
+        refused("SavedKernelError", "no file can have this name", en.load, path)
+    for other in (None, 3, b"kernel", ["kernel"]):
+        refused("SavedKernelError", "must be a str or a pathlib.Path", kernel.save, other)
+        refused("SavedKernelError", "must be a str or a pathlib.Path", en.load, other)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InputError
+from ...errors import wrong_index
 from ...integers import wrapped
 from ...terms import PREDICATES, REDUCTIONS, Affine
 from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, Value, operands, results, walk
@@ -290,11 +290,9 @@ class Scope:
                 exists: Any = True  # what lies beyond a ragged end has no position
                 for arrays, rest_of in limits:
                     exists = exists & (sum(arrays, np.int64(rest_of())) >= 0)
-                if np.any(~(np.isfinite(p) & (at >= 0) & (at < n)) & exists):
-                    raise InputError(
-                        f"a position at which {name} is read lies outside of 0 … {n - 1}",
-                        f"positions along dimension {dim} must be at least 0 and less than {n}",
-                    )
+                wrong = ~(np.isfinite(p) & (at >= 0) & (at < n)) & exists
+                if np.any(wrong):
+                    raise wrong_index(float(np.broadcast_to(at, wrong.shape)[wrong].flat[0]), n, f"dimension {dim} of {name!r}")
                 at = np.clip(at, 0, n - 1)
             rest, valid = index()
             got = window()[tuple(at if d == dim else i for d, i in enumerate(rest))]

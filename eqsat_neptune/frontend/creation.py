@@ -94,7 +94,8 @@ def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: builtins.bool = True
 ) -> Tensor:
     """`num` numbers evenly spaced from start to stop.  → start + iota·step."""
-    count = tensor.extent(num)
+    count = tensor.count(num, "the number of elements")
+    start, stop = tensor.argument(start), tensor.argument(stop)
     steps = count - 1 if endpoint else count
     position = arange(count, dtype=dtype_name(dtype) if dtype is not None else DEFAULT_FLOAT)
     return start + position * ((stop - start) / steps if steps > 0 else 0.0)
@@ -102,7 +103,8 @@ def linspace(
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Tensor:
     """1 where column = row + k, else 0.  → eq of positions."""
-    i, j = arange(n_rows), arange(n_rows if n_cols is None else n_cols)
+    rows, columns = (tensor.count(n, "an extent") for n in (n_rows, n_rows if n_cols is None else n_cols))
+    i, j = arange(rows), arange(columns)
     return astype(equal(tensor.expand(i, 1) + k, j), dtype or DEFAULT_FLOAT)
 
 

@@ -333,19 +333,25 @@ bitwise_and, bitwise_or = _bitwise("bitwise_and", logical_and), _bitwise("bitwis
 bitwise_xor = _bitwise("bitwise_xor", logical_xor)
 
 
+def _shift(name: str, x1: Any, x2: Any) -> str:
+    """The dtype of a shift."""
+    for x in (tensor.lift(x1), tensor.lift(x2)):
+        need_kind(x, "int", name)
+    by = tensor.argument(x2)
+    if isinstance(by, int) and not 0 <= by < 64:
+        raise DtypeError(f"{name} by {by}", "shift by 0 … 63 bits")
+    return tensor.result_dtype(tensor.argument(x1), by)
+
+
 def bitwise_left_shift(x1: Any, x2: Any, /) -> Tensor:
     """x1·2^x2 of integers.  → mul by pow(2, x2)."""
-    for x in (tensor.lift(x1), tensor.lift(x2)):
-        need_kind(x, "int", "bitwise_left_shift")
-    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
+    dtype = _shift("bitwise_left_shift", x1, x2)
     return tensor.elementwise(lambda a, b: terms.mul(a, tensor.binary("pow", terms.num(2.0), b)), [x1, x2], dtype)
 
 
 def bitwise_right_shift(x1: Any, x2: Any, /) -> Tensor:
     """⌊x1 / 2^x2⌋ of integers.  → floordiv by pow(2, x2)."""
-    for x in (tensor.lift(x1), tensor.lift(x2)):
-        need_kind(x, "int", "bitwise_right_shift")
-    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
+    dtype = _shift("bitwise_right_shift", x1, x2)
     return tensor.elementwise(lambda a, b: tensor.binary("floordiv", a, tensor.binary("pow", terms.num(2.0), b)), [x1, x2], dtype)
 
 

@@ -39,7 +39,7 @@ def one_hot(x: Any, num_classes: int, /, *, dtype: Any = None) -> Tensor:
     """1 where the position along a new last dimension equals x, else 0.  → eq of positions."""
     x = tensor.lift(x)
     need_kind(x, "int", "one_hot")
-    return astype(equal(tensor.expand(x, x.ndim), arange(tensor.extent(num_classes))), dtype or DEFAULT_FLOAT)
+    return astype(equal(tensor.expand(x, x.ndim), arange(tensor.count(num_classes, "the number of classes"))), dtype or DEFAULT_FLOAT)
 
 
 def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Tensor:

@@ -182,7 +182,7 @@ def diff(x: Any, /, axis: int = -1, n: int = 1, prepend: Any = None, append: Any
     x = tensor.lift(x)
     d = tensor.dimension(axis, x.ndim)
     x = concat([tensor.lift(v) for v in (prepend, x, append) if v is not None], axis=d)
-    for _ in range(n):
+    for _ in range(tensor.count(n, "the number of differences")):
         m = builtins.max(x.shape[d] - 1, 0)
         x = subtract(tensor.part(x, d, x.shape[d] - m, m), tensor.part(x, d, 0, m))
     return x

@@ -24,7 +24,7 @@ __all__ = [
 def reshape(x: Any, /, shape: Any, *, copy: builtins.bool | None = None) -> Tensor:
     """Row-major; one extent may be −1.  → nothing: axes split and merge (a gather where 6·4 becomes 8·3)."""
     x = tensor.lift(x)
-    new = list(tensor.shape_of(shape))
+    new = [tensor.extent(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))]
     if new.count(-1) == 1:
         rest = -math.prod(new)
         if rest == 0 or x.size % rest:
@@ -140,12 +140,12 @@ def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Tensor:
     x = tensor.lift(x)
     if isinstance(tensor.argument(repeats), Tensor):
         raise TraceError("repeat by a tensor gives a shape that depends on values", "give an int")
-    r = tensor.extent(repeats)
+    r = tensor.count(repeats, "the number of repeats")
     if axis is None:
         x, axis = tensor.reshape(x, [x.size]), 0
     d = tensor.dimension(axis, x.ndim)
-    if r <= 0 or 0 in x.shape:
-        return x.trace.empty([n * builtins.max(r, 0) if i == d else n for i, n in enumerate(x.shape)], x.dtype)
+    if r == 0 or 0 in x.shape:
+        return x.trace.empty([n * r if i == d else n for i, n in enumerate(x.shape)], x.dtype)
     own = x.trace.axes.fresh(r)
     return x.trace.tensor(x.term, [(*m, *own) if i == d else m for i, m in enumerate(x.dims)], x.dtype)
 

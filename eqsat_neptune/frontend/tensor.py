@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DtypeError, ShapeError, TraceError
+from ..program import LARGEST
 from ..terms import (
     PREDICATES,
     Affine,
@@ -442,7 +443,7 @@ def argument(x: Any) -> Tensor | Number:
         return x
     if isinstance(x, (bool, int, float)):
         current()
-        return x
+        return _of_float(x)
     if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
         value = x.item()
         if isinstance(value, (bool, int, float)):
@@ -457,6 +458,15 @@ def argument(x: Any) -> Tensor | Number:
     if isinstance(x, complex):
         raise DtypeError("complex numbers are not supported")
     raise TraceError(f"expected a tensor or a number, not {type(x).__name__}", "pass arrays as inputs of the function")
+
+
+def _of_float(x: Number) -> Number:
+    """The number, if a float can hold its magnitude."""
+    try:
+        float(x)
+    except OverflowError:
+        raise DtypeError(f"an integer of {int(x).bit_length()} bits is beyond every dtype", "for no bound use math.inf") from None
+    return x
 
 
 def lift(x: Any, dtype: str | None = None) -> Tensor:
@@ -486,8 +496,16 @@ def extent(n: Any) -> int:
         raise ShapeError(f"an int is needed, not {n!r}") from None
 
 
+def count(n: Any, what: str) -> int:
+    """How many of something there are: an int ≥ 0 that an extent can be."""
+    if not 0 <= (r := extent(n)) < LARGEST:
+        raise ShapeError(f"{what} must be at least 0, not {r}" if r < 0 else f"{what} is beyond 2^63")
+    return r
+
+
 def shape_of(shape: Any) -> tuple[int, ...]:
-    return tuple(map(extent, shape)) if isinstance(shape, (tuple, list)) else (extent(shape),)
+    """The extents of a shape."""
+    return tuple(count(n, "an extent") for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
 
 
 def dimension(axis: Any, ndim: int, extra: int = 0) -> int:
