@@ -25,6 +25,8 @@ class LoopState:
 
 
 class Registers(KernelText):
+    converts_once = False  # positions: fewer conversions, but the numbers in between take registers
+
     def __init__(self, schedule: Schedule, names: Names, macros: Mapping[str, str]):
         super().__init__(schedule.program, schedule.tile, schedule.arch, schedule.precision, names, macros)
         self.s = schedule
@@ -317,7 +319,12 @@ class Frame(Place):
         """A position as a floating-point number: of a first place, one conversion for all slots, plus the slot's own distance."""
         e = self.e
         sloted = [(a, c, g) for a, c in ix.terms if (g := self.group_of(a)) is not None and e.tile.get(a, 1) > 1]
-        if len(sloted) != 1 or len(sloted[0][2].axes) != 1 or max(map(abs, ix.bounds(e.p.extents))) >= 2**23:
+        if (
+            not e.converts_once
+            or len(sloted) != 1
+            or len(sloted[0][2].axes) != 1
+            or max(map(abs, ix.bounds(e.p.extents))) >= 2**23
+        ):
             return f"({e.compute})({self.affine(ix)})"
         a, c, g = sloted[0]
         start = e.start.get(a, "0")

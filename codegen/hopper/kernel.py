@@ -25,6 +25,8 @@ _LOCALS = set("group work works coming next exact again failures fresh alone fit
 
 
 class Warpgroups(Fragments):
+    converts_once = True
+
     def __init__(self, pipe: Pipeline, names: Names, macros: Mapping[str, str]):
         super().__init__(pipe.schedule, names, macros)
         self.pipe = pipe
