@@ -302,8 +302,25 @@ class _Finish:
         for i, a in reversed(list(enumerate(parts))):
             n = self.ax.extent[a]
             if a in x.free:
-                x = gather(x, a, position if i == 0 else bi("mod", position, n))
+                x = self._gather_axis(x, a, position if i == 0 else bi("mod", position, n))
             position = bi("floordiv", position, n)
+        return x
+
+    def _gather_axis(self, x: Term, axis: str, position: Term) -> Term:
+        """A gather along one axis.  A diagonal has it in several dimensions of an array: each is gathered along its own axis."""
+        if x.op != "input":
+            return gather(x, axis, position)
+        name, index = x.attr                                                    # type: ignore[misc]
+        own, dims = [], []
+        for ix in index:
+            if axis not in ix.axes:
+                dims.append(ix)
+                continue
+            own.append(axis if not own else self.ax.fresh(self.ax.extent[axis])[0])
+            dims.append(ix.substitute({axis: axis_index(own[-1])}))
+        x = inp(name, tuple(dims))
+        for a in own:
+            x = gather(x, a, position)
         return x
 
     def _view(self, x: Term, attr: Iterable[tuple[str, Affine]]) -> Term:

@@ -693,6 +693,9 @@ LAYOUTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "repeated and continued": (repeated_and_continued, (2, 6)),
     "rolled and widened": (rolled_and_widened, (7, 1)),
     "tiled backwards": (tiled_backwards, (2, 5, 6)),
+    # several dimensions share the axis
+    "roll of a diagonal": (lambda x: xp.roll(xp.repeat(xp.einsum("ii->i", x), 2), 1), (5, 5)),
+    "roll of a diagonal of three": (lambda x: xp.roll(xp.repeat(xp.einsum("iij->ji", x[:, :, ::-1]), 2, axis=1), 1), (3, 3, 2)),
 }
 
 
@@ -718,6 +721,7 @@ PARTS: dict[str, tuple[Callable[..., Any], int]] = {  # what positions are taken
     "backwards": (lambda x: x[::-2], 5),
     "reshape": (lambda x: xp.reshape(x, (15, 2)), 15),
     "repetition": (lambda x: xp.repeat(x[:3], 2, axis=0), 6),
+    "diagonal": (lambda x: xp.einsum("ii->i", x[:3]), 3),
 }
 
 
