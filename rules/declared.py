@@ -101,7 +101,6 @@ NORMAL = [
         when="(finite y)",
         law="(x + y) + (z − y) = x + z, y finite",
         numerics="needs finite",
-        phase="norm",
     ),
     Rule(
         "collect-terms",
