@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..codegen.check import check
-from ..codegen.lower import lower
+from ..codegen.lower import LoweringError, lower
 from ..codegen.tile import Loop, Stmt, TileProgram, walk
 from ..compiler import _settled
 from ..cost_models import model_for
@@ -25,7 +25,7 @@ from ..egraph import Saturated, saturate
 from ..engine import Limits
 from ..errors import EqsatError
 from ..extraction.extract import extract
-from ..extraction.plan import Axis, Plan
+from ..extraction.plan import Axis, Kernel, Plan
 from ..program import Program
 from ..reference import Env, _assembled
 from ..rules import RULES, Rule
@@ -281,10 +281,7 @@ class _Stages:
         if case.schedule:
             r = random.Random(case.schedule)
             plan = r.choice([plan, *(c.plan for c in found.candidates)])
-            plan = replace(
-                plan,
-                kernels=tuple(replace(k, axes={a: _tiled(r, case.target, x) for a, x in k.axes.items()}) for k in plan.kernels),
-            )
+            plan = replace(plan, kernels=tuple(_rescheduled(r, case.target, k, plan) for k in plan.kernels))
         return plan
 
     def _results(
@@ -311,12 +308,24 @@ class _Stages:
         return [out[f"out{n}"] for n in range(len(program.outputs))]
 
 
+def _rescheduled(r: random.Random, target: str, k: Kernel, plan: Plan) -> Kernel:
+    """The kernel under other tiles and, if its terms allow them, other roles: small axes lie whole in a block unless asked to stream."""
+    roles = {a: "loop" for a, x in k.axes.items() if x.role == "whole" and x.extent > 1 and r.random() < 0.5}
+    for a in list(roles):
+        axes = {b: replace(x, role=roles[b]) if b in roles else x for b, x in k.axes.items()}
+        try:
+            lower(replace(k, axes=axes), plan.buffers, plan.compute_dtype)
+        except LoweringError:
+            del roles[a]
+    axes = {a: replace(x, role=roles.get(a, x.role)) for a, x in k.axes.items()}
+    return replace(k, axes={a: _tiled(r, target, x) for a, x in axes.items()})
+
+
 def _tiled(r: random.Random, target: str, x: Axis) -> Axis:
-    if x.role == "whole" or r.random() < 0.4:
+    if x.role == "whole" or r.random() < 0.3:
         return x
     tiles = [n for n in (1, 2, 3, 4, 5, 8, 16, 32, 64, 128) if n <= x.extent] if target == "cpu" else [8, 16, 32, 64, 128]
-    tile = min(r.choice([*tiles, x.extent]), max(x.extent, x.tile))
-    return replace(x, tile=tile)
+    return replace(x, tile=min(r.choice([*tiles, x.extent]), x.extent))
 
 
 @cache

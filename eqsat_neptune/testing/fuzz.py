@@ -135,6 +135,7 @@ class Fuzzer:
         new = not outcome.coverage <= self.coverage
         self.coverage |= outcome.coverage
         self.figures.tried += 1
+        self.save()  # before shrinking: a process that dies is not to meet the same case again
         found = None
         if outcome.kind == "refused":
             self.figures.refused += 1
@@ -146,8 +147,7 @@ class Fuzzer:
         elif new:
             self.queue.append(case)
         self.figures.seconds += time.perf_counter() - start
-        if found or new or self.figures.tried % 20 == 0:
-            self.save()
+        self.save()
         return found
 
     def case(self, n: int) -> Case:
