@@ -311,7 +311,8 @@ class _Finish:
         if x.op != "input":
             return gather(x, axis, position)
         name, index = x.attr                                                    # type: ignore[misc]
-        own, dims = [], []
+        own: list[str] = []
+        dims: list[Affine] = []
         for ix in index:
             if axis not in ix.axes:
                 dims.append(ix)
