@@ -149,6 +149,18 @@ def _false_fact(g: Graph, c: int, value: Approx) -> str:
         total = squares.sum(axis=axes.index(k)) if k in axes else squares * g.extents[k]
         if (total > bound * (1 + 1e-9)).any():
             return f"sum of squares along {k} above {bound}"
-    if not any(a == b or a.startswith(b + ".") for a in axes for b in g.free.get(c, axes)) and axes:
+    if not any(a == b or a.startswith(b + ".") for a in axes for b in g.free.get(c, axes)) and axes and _varies(x, value.error):
         return f"varies along {axes}, said to along {sorted(g.free[c])}"
     return ""
+
+
+def _varies(x: np.ndarray, error: np.ndarray) -> bool:
+    """Are not all elements one number?  (A fold's array has the axes of its pivots even if a component needs none of them.)"""
+    flat, e = np.ravel(x), np.ravel(error)
+    with np.errstate(all="ignore"):
+        alike = (
+            (flat == flat[:1])
+            | (np.isnan(flat) & np.isnan(flat[:1]))
+            | (np.abs(flat - flat[:1]) <= e + e[:1] + 1e-9 * np.abs(flat))
+        )
+    return not alike.all()
