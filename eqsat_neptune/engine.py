@@ -322,9 +322,10 @@ class EGraph:
         return Phase(name, it, n, time.perf_counter() - start, stop)
 
     # ---- rows out
-    def freeze(self, handles: int = 0) -> Graph:
+    def freeze(self, handles: int = 0, revive: bool = True) -> Graph:
         """A copy of the e-graph as it is.  Classes get numbers by their smallest terms, so numbering does not depend on what the
-        engine did before.  `outputs` are the classes of the handles 0 … handles-1."""
+        engine did before.  `outputs` are the classes of the handles 0 … handles-1.
+        A class that has no term of rows not retired gets back its smallest retired one; KeyError without `revive`."""
         e = self._engine
         functions = e.freeze().functions
         text = e.value_to_string
@@ -381,7 +382,7 @@ class EGraph:
         raw = nodes(retired=False)
         number, ordered = _number(raw)
         used = {a for ns in raw.values() for (_, _, args), _ in ns for a in args}
-        if not number.keys() >= used.union(raw, outs):
+        if revive and not number.keys() >= used.union(raw, outs):
             # What a class was rewritten to may be made of the class itself: with x = ½·(x+x) known, x + x = ½·(x+x) + ½·(x+x) is
             # 1·(x+x).  Such a class has no term left without what was retired.
             number, ordered = _number(raw, nodes(retired=True))

@@ -48,7 +48,7 @@ def run(rule: Rule, program: Program) -> tuple[Graph, int]:
                 if step + 1 == MOST:
                     raise RuleError("as a normalisation it does not come to rest")
             settle(eg)
-            return eg.freeze(len(program.outputs)), matches
+            return eg.freeze(len(program.outputs), revive=False), matches
     except bindings().EggSmolError as e:
         raise RuleError(f"the engine cannot run it: {str(e).strip().splitlines()[-1]}") from None
     except KeyError:
