@@ -690,7 +690,7 @@ def test_operators_compile_with_hardly_a_spill(name: str, arch: str) -> None:
     job = operators(32 if arch == "sm_120a" else 64)[name]  # 99 KB of shared memory there
     compiled = compile_cuda(emit(job.programs, job.buffers, cuda_arch(arch)).text, arch)
     assert len(compiled.kernels) == len(job.programs)
-    assert max(k.spill_bytes for k in compiled.kernels.values()) <= (64 if name.startswith("prefill") else 0)
+    assert max(k.spill_bytes for k in compiled.kernels.values()) <= (96 if name.startswith("prefill") else 0)
 
 
 @pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
