@@ -16,13 +16,17 @@ import pytest
 import eqsat_neptune as en
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benches"))
+import float64
 import h200
+import operators
+import peers
 import records
+import timing
 
 SMALL = dict(n=37, m=19, f=11, d=8, hq=4, h=3, v=29, b=2, batch=2, r=3, dv=0)
 
 
-def small(op: h200.Operator) -> dict[str, int]:
+def small(op: operators.Operator) -> dict[str, int]:
     full = op.case.full
     return {k: (4 if full["hkv"] == full["hq"] else 2) if k == "hkv" else SMALL[k] for k in full}
 
@@ -33,7 +37,7 @@ def small(op: h200.Operator) -> dict[str, int]:
 def test_names_of_files_say_what_is_in_them() -> None:
     for label in h200.cells():
         assert h200.Label.of(label.stem) == label
-        op = h200.OPERATORS[label.name]
+        op = operators.OPERATORS[label.name]
         op.case.arguments("full", **op.extents(label.sizes))  # raises for extents that the program does not have
     varied = h200.Label.of("prefill_global__4096_192_128__float16__lazy")
     assert varied.sizes == (4096, 192, 128) and varied.variant == "lazy" and not varied.base and varied.program.base
@@ -97,7 +101,7 @@ def test_kernels_and_their_variants_are_saved(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_variant_with_another_tile_is_priced_anew() -> None:
-    case = h200.OPERATORS["matmul"].case
+    case = operators.OPERATORS["matmul"].case
     kernel = en.optimize(en.trace(case.function("full"), *case.specs("full", n=4096)), "cuda:sm_90a")
     (k,) = kernel.plan.kernels
     rows = next(a for a, x in k.axes.items() if x.role == "grid")
@@ -114,7 +118,7 @@ def torch() -> Any:
     return pytest.importorskip("torch")
 
 
-def instance(op: h200.Operator) -> tuple[Any, Any]:
+def instance(op: operators.Operator) -> tuple[Any, Any]:
     """(float64 result, inputs) at a small size."""
     fn, extents = op.case.function("full"), small(op)
     program = en.trace(fn, *op.case.specs("full", dtype="float32", **extents))
@@ -122,41 +126,41 @@ def instance(op: h200.Operator) -> tuple[Any, Any]:
     return en.evaluate(program, *ins), ins
 
 
-@pytest.mark.parametrize("name", h200.OPERATORS)
+@pytest.mark.parametrize("name", operators.OPERATORS)
 def test_reference_and_peers_compute_the_program(name: str, torch: Any) -> None:
-    op = h200.OPERATORS[name]
+    op = operators.OPERATORS[name]
     want, ins = instance(op)
     args = [h200.to_torch(x, "cpu") for x in ins]
-    wants = [(at, h200.in_float64(op.case.function("full"), part)) for at, part in h200.samples(op, args)]
+    wants = [(at, float64.in_float64(op.case.function("full"), part)) for at, part in float64.samples(op, args)]
     result = torch.from_numpy(np.array(want))
-    assert h200.error(result, wants) < 1e-12
-    assert h200.error(result * (1 + 1e-3), wants) == pytest.approx(1e-3, rel=1e-6)
-    assert math.isnan(h200.error(torch.full_like(result, math.nan), wants))
-    for programs in (h200.torch_programs(), h200.library_programs()):
+    assert float64.error(result, wants) < 1e-12
+    assert float64.error(result * (1 + 1e-3), wants) == pytest.approx(1e-3, rel=1e-6)
+    assert math.isnan(float64.error(torch.full_like(result, math.nan), wants))
+    for programs in (peers.torch_programs(), peers.library_programs()):
         if name in programs:
-            assert h200.error(programs[name](*args), wants) < 2e-6
+            assert float64.error(programs[name](*args), wants) < 2e-6
     with torch.compiler.set_stance("force_eager"):
-        found = h200.peer("flex", name, args, 0, 0) if "flex" in op.peers else None
+        found = peers.peer("flex", name, args, 0, 0) if "flex" in op.peers else None
         if found:
-            assert h200.error(found[0](), wants) < 2e-6
+            assert float64.error(found[0](), wants) < 2e-6
     if name == "attention_dq":
-        found = h200.peer("library", name, args, 0, 0)
-        assert found and h200.error(found[0](), wants) < 2e-6
+        found = peers.peer("library", name, args, 0, 0)
+        assert found and float64.error(found[0](), wants) < 2e-6
 
 
 def test_every_peer_that_an_operator_names_exists(torch: Any) -> None:
-    for name, op in h200.OPERATORS.items():
+    for name, op in operators.OPERATORS.items():
         assert set(op.peers) <= set(h200.PEERS)
-        assert name in h200.torch_programs() or not {"torch", "compile"} & set(op.peers)
-        assert name in h200.library_programs() or "library" not in op.peers or name == "attention_dq"
+        assert name in peers.torch_programs() or not {"torch", "compile"} & set(op.peers)
+        assert name in peers.library_programs() or "library" not in op.peers or name == "attention_dq"
 
 
 def test_only_kept_pairs_count() -> None:
-    n, w = 6000, h200.WINDOW
+    n, w = 6000, operators.WINDOW
     j, i = np.arange(n), np.arange(n)[:, None]
     for kind, keep in (("global", j < n + i), ("causal", j <= i), ("windowed", (j <= i) & (i - j < w))):
-        assert h200.Attention.of(f"prefill_{kind}").pairs(n, n) == keep.sum()
-    assert h200.OPERATORS["prefill_causal"].flops((1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 4)) == 2 * 2 * 15 * 12  # type: ignore[misc]
+        assert operators.Attention.of(f"prefill_{kind}").pairs(n, n) == keep.sum()
+    assert operators.OPERATORS["prefill_causal"].flops((1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 4)) == 2 * 2 * 15 * 12  # type: ignore[misc]
 
 
 def test_tuning_that_takes_too_long_is_cut(torch: Any) -> None:
@@ -169,11 +173,11 @@ def test_tuning_that_takes_too_long_is_cut(torch: Any) -> None:
         return x + 1
 
     with torch.compiler.set_stance("force_eager"):
-        call, note = h200.compiled(slow, [torch.ones(3)], 0.05)
+        call, note = peers.compiled(slow, [torch.ones(3)], 0.05)
         assert "cut after 0.05 s" in note and call().tolist() == [2, 2, 2]
-        assert h200.compiled(lambda x: x * 2, [torch.ones(3)], 30)[1] == "max-autotune"
+        assert peers.compiled(lambda x: x * 2, [torch.ones(3)], 30)[1] == "max-autotune"
         with pytest.raises(RuntimeError, match="own"):
-            h200.compiled(raises, [torch.ones(3)], 30)
+            peers.compiled(raises, [torch.ones(3)], 30)
 
 
 def raises(x: Any) -> Any:
@@ -197,7 +201,7 @@ class OnCpu:
         return torch.from_numpy(self.kernel(*[x.numpy() for x in args])) + self.spoil * self.calls
 
 
-class Ticks(h200.Clock):
+class Ticks(timing.Clock):
     def __init__(self, call: Any, small: bool):
         call()
         self.call, self.graph, self.seconds = call, None, 1e-3
@@ -212,7 +216,7 @@ class Ticks(h200.Clock):
 
 @pytest.fixture(scope="module")
 def lora() -> Any:
-    case = h200.OPERATORS["lora"].case
+    case = operators.OPERATORS["lora"].case
     return en.optimize(en.trace(case.function("full"), *case.specs("full", dtype="float32", n=8)), "cpu")
 
 

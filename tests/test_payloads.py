@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from eager_models import Eager, ManyCores
 from eqsat_neptune.codegen.cuda import emulate
 from eqsat_neptune.codegen.hip import hip_emulator
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.serial import from_json, to_json
-from eqsat_neptune.cost_models import Cpu, model_for
-from eqsat_neptune.cost_models.host import HostModel
-from eqsat_neptune.cost_models.machines import H200
-from eqsat_neptune.cost_models.roofline import Roofline
+from eqsat_neptune.cost_models import model_for
 from eqsat_neptune.extraction.extract import extract
 from eqsat_neptune.extraction.plan import Kernel, Plan, Store
 from eqsat_neptune.rules.payloads import is_payload
@@ -67,35 +65,7 @@ def by_hand(x: Any, w: Any) -> Any:
 POSITIONS = {f.__name__: f for f in (argmaxima, best_three, of_one_row, of_masked, by_hand)}
 
 
-class ManyKernels(Roofline):
-    """A GPU on which launches cost nothing, so that small programs fall apart and reductions are split."""
-
-    def __init__(self, **changes: Any):
-        super().__init__(replace(H200, launch=1e-9, block=1e-9, step=1e-9, latency=1e-9, sms=64, **changes))
-
-    def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:
-        return ("loop", "whole")
-
-    def splits(self, extent: int) -> tuple[int, ...]:
-        return (2, 3) if extent >= 16 else ()
-
-    def tiles(self, program: Any, extents: Any) -> dict[str, tuple[int, ...]]:
-        return {
-            a: (max(extents[a], 1),) if x.role == "whole" else tuple(t for t in (4, 8, 16) if t <= max(extents[a], 1)) or (1,)
-            for a, x in program.axes.items()
-        }
-
-
-class ManyBlocks(HostModel):
-    def __init__(self) -> None:
-        super().__init__(Cpu("many cores", 8, launch=1e-9, block=1e-9, call=1e-9, memory_block=3e3))
-
-    roles = ManyKernels.roles
-    splits = ManyKernels.splits
-    tiles = ManyKernels.tiles
-
-
-MODELS = {"gpu": ManyKernels(), "tiny": ManyKernels(shared_block=3000, shared_sm=3000, registers=4096), "cpu": ManyBlocks()}
+MODELS = {"gpu": Eager(), "tiny": Eager(shared_block=3000, shared_sm=3000, registers=4096), "cpu": ManyCores()}
 
 
 def program(fn: Callable[..., Any], dtype: str) -> Program:

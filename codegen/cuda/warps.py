@@ -99,7 +99,7 @@ class Warps(Facts):
         self.wr = self.wc = self.ws = 1
         self.split: Loop | None = None
         if self.kind == "vector":
-            return self.choose_vector_warps()
+            return  # sides.py spreads them, when groups are known
         shapes = []
         for s in self.matrices.values():
             m = self.matrix(s)
@@ -175,7 +175,3 @@ class Warps(Facts):
         self.ws = warps
         self.tile[loop.axis] = t // warps
         return loop
-
-    def choose_vector_warps(self) -> None:
-        """Columns over the lanes of one or more warps, rows over the rest."""
-        self.vector_warps = self.p.choices.get("warps")

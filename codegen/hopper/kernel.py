@@ -1,6 +1,6 @@
 """A pipeline of warpgroups printed as CUDA C++: one warp copies tiles, the others multiply and do everything else.
 
-Consumers walk the loop from its end, so that tiles at a causal edge come first; an iteration's early products and the late ones of
+Consumers walk the loop from its end, so that tiles cut by a mask come first; an iteration's early products and the late ones of
 the iteration before are issued together, and its elementwise work runs beside them."""
 
 from __future__ import annotations

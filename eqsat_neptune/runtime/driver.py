@@ -188,12 +188,6 @@ class Driver:
             self.check(code, f"allowing clusters of {cluster} blocks for {name}")
         return f
 
-    def function_attribute(self, function: C.c_void_p, attribute: int) -> int:
-        """A CUfunction_attribute, for example 4 for the number of registers."""
-        value = C.c_int()
-        self.check(self.lib.cuFuncGetAttribute(C.byref(value), attribute, function), "asking for an attribute of a kernel")
-        return value.value
-
     def encode_tensor_map(self, destination: int, dtype: str, address: int, dims: tuple[int, ...], strides: tuple[int, ...],
                           box: tuple[int, ...], swizzle: int, itemsize: int) -> None:
         """Writes a TMA descriptor (128 bytes) to the host address `destination`, a multiple of 64.

@@ -15,6 +15,7 @@ Laws of order (max, min, abs, comparisons) are tested in exact rationals, with â
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -83,7 +84,7 @@ def _absorbed(x: float) -> float:
 # ------------------------------------------------------------------ evaluation
 
 
-class Exact:
+class Exact(ABC):
     """Evaluates terms over arrays of exact numbers."""
 
     def __init__(self, env: Env):
@@ -141,23 +142,23 @@ class Exact:
         return self.binary(attr, *xs)
 
     # what differs between the domains
-    def number(self, v: float) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def number(self, v: float) -> Any: ...
 
-    def position(self, x: Any) -> float:
-        raise NotImplementedError
+    @abstractmethod
+    def position(self, x: Any) -> float: ...
 
-    def unary(self, f: str, x: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def unary(self, f: str, x: Any) -> Any: ...
 
-    def binary(self, f: str, x: Any, y: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def binary(self, f: str, x: Any, y: Any) -> Any: ...
 
-    def reduced(self, f: str, xs: list[Any]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def reduced(self, f: str, xs: list[Any]) -> Any: ...
 
-    def same(self, x: Any, y: Any) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def same(self, x: Any, y: Any) -> bool: ...
 
     def agree(self, a: Value, b: Value) -> bool:
         _, (x, y) = self.env.align([a, b])

@@ -1,0 +1,205 @@
+"""What measured kernels are compared with: PyTorch eager and compiled, its fused attention, FlashAttention-3, FlexAttention."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from operators import Attention
+from timing import deadline, synchronize
+
+from eqsat_neptune.programs import CAP, EPS
+
+
+def torch_programs() -> dict[str, Callable[..., Any]]:
+    """The programs as one would write them in PyTorch."""
+    import torch
+    import torch.nn.functional as F
+
+    def causal(s: Any) -> Any:
+        i = torch.arange(s.shape[-1], device=s.device)
+        return s.masked_fill(i > i[:, None], -math.inf)
+
+    def scores(q: Any, k: Any) -> Any:
+        return q @ k.mT / math.sqrt(q.shape[-1])
+
+    def differential(q1: Any, q2: Any, k1: Any, k2: Any, v: Any, weight: Any) -> Any:
+        p1, p2 = (torch.softmax(causal(scores(q, k)), -1) for q, k in ((q1, k1), (q2, k2)))
+        return (p1 - weight[:, None, None] * p2) @ v
+
+    def sink(q: Any, k: Any, v: Any, logit: Any) -> Any:
+        s = causal(scores(q, k))
+        s = torch.cat([s, logit[:, None, None].expand(*s.shape[:-1], 1)], -1)
+        return torch.softmax(s, -1)[..., :-1] @ v
+
+    def performer(q: Any, k: Any, v: Any, w: Any) -> Any:
+        q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
+        zq = q @ w.mT - 0.5 * (q * q).sum(-1, keepdim=True)
+        zk = k @ w.mT - 0.5 * (k * k).sum(-1, keepdim=True)
+        fq, fk = torch.exp(zq - zq.amax(-1, keepdim=True)), torch.exp(zk - zk.amax((-2, -1), keepdim=True))
+        return (fq @ (fk.mT @ v)) / (fq @ fk.sum(-2, keepdim=True).mT)
+
+    def dq(q: Any, k: Any, v: Any, do: Any) -> Any:
+        p = torch.softmax(scores(q, k), -1)
+        dp = do @ v.mT
+        return (p * (dp - (p * dp).sum(-1, keepdim=True))) @ k / math.sqrt(q.shape[-1])
+
+    def norm(x: Any) -> Any:
+        return F.rms_norm(x, x.shape[-1:], eps=EPS)
+
+    return {
+        "matmul": lambda x, w: x @ w,
+        "matmul_nk": lambda x, w: x @ w.mT,
+        "rmsnorm_linear": lambda x, w: norm(x) @ w,
+        "gated_mlp": lambda x, w1, w2: F.silu(x @ w1) * (x @ w2),
+        "lora": lambda x, w, a, b: x @ w + (x @ a) @ b,
+        "softmax": lambda x: torch.softmax(x, -1),
+        "rmsnorm": norm,
+        "layernorm": lambda x, gain, bias: F.layer_norm(x, x.shape[-1:], gain, bias, EPS),
+        "cross_entropy": lambda x, target: F.cross_entropy(x, target.long(), reduction="none"),
+        "cross_entropy_linear": lambda h, w, target: F.cross_entropy(h @ w.mT, target.long(), reduction="none"),
+        "differential_attention": differential,
+        "sink_attention": sink,
+        "sigmoid_attention": lambda q, k, v: torch.sigmoid(scores(q, k) - math.log(k.shape[-2])) @ v,
+        "performer": performer,
+        "attention_dq": dq,
+        "qknorm": lambda q, k, v: torch.softmax(scores(norm(q), norm(k)), -1) @ v,
+    }
+
+
+def library_programs() -> dict[str, Callable[..., Any]]:
+    """What PyTorch's fused attention can be put together to, where it can."""
+    import torch.nn.functional as F
+
+    def attend(q: Any, k: Any, v: Any, **kw: Any) -> Any:
+        return F.scaled_dot_product_attention(q[None], k[None], v[None], **kw)[0]
+
+    def differential(q1: Any, q2: Any, k1: Any, k2: Any, v: Any, weight: Any) -> Any:
+        a, b = (attend(q, k, v, is_causal=True) for q, k in ((q1, k1), (q2, k2)))
+        return a - weight[:, None, None] * b
+
+    def qknorm(q: Any, k: Any, v: Any) -> Any:
+        q, k = (F.rms_norm(x, x.shape[-1:], eps=EPS) for x in (q, k))
+        return attend(q, k, v)
+
+    return {"differential_attention": differential, "qknorm": qknorm}
+
+
+def compiled(fn: Callable[..., Any], args: Sequence[Any], budget: float) -> tuple[Callable[[], Any], str]:
+    """torch.compile's function of no arguments, and in which mode: tuned if that takes no longer than the budget."""
+    import torch
+
+    if budget > 0:
+        from torch._inductor import select_algorithm
+
+        select_algorithm.PRINT_AUTOTUNE = False  # pages of tables
+        start = time.monotonic()
+        tuned = torch.compile(fn, mode="max-autotune-no-cudagraphs", dynamic=False)
+        try:
+            with deadline(budget):
+                tuned(*args)
+                synchronize()
+            return (lambda: tuned(*args)), "max-autotune"
+        except Exception:  # the compiler may wrap a TimeoutError
+            if time.monotonic() - start < budget:
+                raise
+            torch._dynamo.reset()
+    plain = torch.compile(fn, dynamic=False)
+    plain(*args)
+    return (lambda: plain(*args)), f"default mode: max-autotune was cut after {budget:g} s" if budget > 0 else "default mode"
+
+
+def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -> tuple[Callable[[], Any], str] | None:
+    """A function of no arguments with the same result, and a note; None if this peer has no such operator."""
+    import torch
+
+    if kind == "copy":
+        source, to = (torch.empty(moved // 2, dtype=torch.uint8, device=args[0].device) for _ in range(2))
+        return (lambda: to.copy_(source)), "a copy that moves as many bytes"
+    if name.startswith(("prefill", "decode")):
+        call = attention_peer(kind, Attention.of(name), *args)
+        return (call, "") if call else None
+    if kind == "flex":
+        return sink_by_flex(*args), ""
+    if kind == "library" and name == "attention_dq":
+        q, k, v, do = args
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        return (lambda: torch.autograd.grad(out, q, do, retain_graph=True)[0]), "SDPA's backward pass alone: all three gradients"
+    if kind == "library":
+        return compiled(library_programs()[name], args, 0)
+    fn = torch_programs()[name]
+    return compiled(fn, args, budget) if kind == "compile" else ((lambda: fn(*args)), "")
+
+
+def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any = None) -> Callable[[], Any] | None:
+    import torch
+    import torch.nn.functional as F
+
+    grouped = q.shape[1] != k.shape[1]
+    if kind in ("cudnn", "flash"):
+        if f.cap or f.alibi or f.window:
+            return None
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        backend = SDPBackend.CUDNN_ATTENTION if kind == "cudnn" else SDPBackend.FLASH_ATTENTION
+
+        def sdpa() -> Any:
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=f.causal, enable_gqa=grouped)
+
+        return sdpa
+    if kind == "fa3":
+        if f.alibi or q.dtype != torch.bfloat16:
+            return None
+        import fa3_fwd_interface as fa3
+
+        a, b, c = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        kw: dict[str, Any] = dict(causal=f.causal)
+        if f.cap:
+            kw["softcap"] = f.cap
+        if f.window:
+            kw["window_size"] = (f.window - 1, 0)
+        if f.decode:
+            kw["num_splits"] = 0
+
+        def flash3() -> Any:
+            r = fa3.flash_attn_func(a, b, c, **kw)
+            return (r[0] if isinstance(r, tuple) else r).transpose(1, 2)
+
+        return flash3
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    n, last = k.shape[2], k.shape[2] - 1
+
+    def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        if f.cap:
+            s = CAP * torch.tanh(s / CAP)
+        if f.alibi:
+            s = s + slopes[h] * (j - (last if f.decode else i))
+        return s
+
+    def keep(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (j <= i) & (i - j < f.window) if f.window else j <= i
+
+    mask = create_block_mask(keep, None, None, q.shape[2], n, device=q.device) if f.causal else None
+    fn = torch.compile(flex_attention, dynamic=False)
+    mod = score if f.cap or f.alibi else None
+    return lambda: fn(q, k, v, score_mod=mod, block_mask=mask, enable_gqa=grouped)
+
+
+def sink_by_flex(q: Any, k: Any, v: Any, sink: Any) -> Callable[[], Any]:
+    """FlexAttention gives the logarithm of the denominator; the sink then scales the result."""
+    import torch
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, i, j: j <= i, None, None, q.shape[1], k.shape[1], device=q.device)
+
+    def attend(q: Any, k: Any, v: Any, sink: Any) -> Any:
+        out, more = flex_attention(q[None], k[None], v[None], block_mask=mask, return_aux=AuxRequest(lse=True))
+        return (out * torch.sigmoid(more.lse - sink[:, None])[..., None].to(out.dtype))[0]
+
+    fn = torch.compile(attend, dynamic=False)
+    return lambda: fn(q, k, v, sink)

@@ -1,0 +1,143 @@
+"""Times, energy and clocks of functions on a GPU."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from records import median
+
+CALLS = 10  # calls of a CUDA graph
+TURN = 0.15  # seconds that a function runs before it is another's turn
+
+
+def synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """TimeoutError in the main thread, where Python code runs."""
+
+    def expire(*_: Any) -> None:
+        raise TimeoutError
+
+    old = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def captured(body: Callable[[], Any]) -> Any:
+    """A CUDA graph of CALLS calls, each after a flush of the L2."""
+    import torch
+
+    flush = flusher()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            body()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            flush.zero_()
+            body()
+    return graph
+
+
+def elapsed(body: Callable[[], Any]) -> float:
+    import torch
+
+    a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    a.record()
+    body()
+    b.record()
+    torch.cuda.synchronize()
+    return a.elapsed_time(b) / 1e3
+
+
+@cache
+def flusher() -> Any:
+    import torch
+
+    return torch.empty(64 << 20, device="cuda", dtype=torch.int32)
+
+
+@cache
+def flush_graph() -> Any:
+    return captured(lambda: None)
+
+
+class Meter:
+    """Energy and clock of the GPU, where NVML is there."""
+
+    def __init__(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self.nvml, self.handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+            self.joules()
+        except Exception:
+            self.nvml = None
+
+    def joules(self) -> float:
+        return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1e3 if self.nvml else math.nan
+
+    def megahertz(self) -> float:
+        return float(self.nvml.nvmlDeviceGetClockInfo(self.handle, 1)) if self.nvml else math.nan  # 1: multiprocessors
+
+
+class Clock:
+    """Times one function.  small: calls are so short that the host would show: they run in a CUDA graph."""
+
+    def __init__(self, call: Callable[[], Any], small: bool):
+        self.call = call
+        self.graph = captured(call) if small else None
+        self.seconds = self._single()
+        self.turns: list[float] = []
+        self.joules: list[float] = []
+        self.megahertz: list[float] = []
+
+    def _single(self) -> float:
+        if self.graph:  # beside the flushes alone, in turns: clocks drift
+            pairs = [(elapsed(self.graph.replay), elapsed(flush_graph().replay)) for _ in range(12)][1:]
+            return max(median(a for a, _ in pairs) - median(b for _, b in pairs), 1e-7) / CALLS
+        from triton.testing import do_bench
+
+        return do_bench(self.call, warmup=8, rep=40, return_mode="median") / 1e3
+
+    def turn(self, meter: Meter, seconds: float = TURN) -> None:
+        """Back to back for about that long."""
+        extra, each = 0.0, 1
+        if self.graph:
+            extra, each = median(elapsed(flush_graph().replay) for _ in range(5)) / CALLS, CALLS
+        step = self.graph.replay if self.graph else self.call
+        step()
+        n = max(3, math.ceil(seconds / (each * (self.seconds + extra))))
+        before = meter.joules()
+
+        def body() -> None:
+            for _ in range(n):
+                step()
+            self.megahertz.append(meter.megahertz())  # while the queue still runs
+
+        self.turns.append(elapsed(body) / (n * each) - extra)
+        self.joules.append(math.nan if self.graph else (meter.joules() - before) / n)  # flushes cost energy too
+
+    def record(self) -> dict[str, float]:
+        found = dict(sustained=median(self.turns), joules=median(self.joules), megahertz=median(self.megahertz))
+        return {k: v for k, v in found.items() if math.isfinite(v)}
