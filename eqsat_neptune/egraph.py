@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .engine import EGraph, Limits, Phase, literal
+from .engine import CONSTRUCTORS, EGraph, Limits, Phase, literal
 from .graph import Graph, Node
 from .program import Program
 from .reference import evaluate_scalar
@@ -23,9 +23,20 @@ from .rules.rule import Rule
 from .scores import may_be_masked
 from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, num, outer, postorder, red, rewrite, show, without
 
-SETTLE = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"  # facts first: rules ask for them
 ROUNDS = 8  # of looking for folds
-RULESETS = ("ix", "norm", "an", "sums", "algebra", "contract", "split", "expand")
+RULESETS = ("ix", "prune", "norm", "an", "sums", "algebra", "contract", "split", "expand")
+# Forms that no term is worth making of.  What is known to be a constant is that constant alone: otherwise all its other forms stand in
+# every product and sum that has a 1 or a 0 to give (1 = a·b makes x = a·b·x, which is flattened again).  A product or sum with
+# itself in it is no way to compute it, but gives longer ones of the kind without end.
+PRUNE = [
+    *(
+        f"(rule ((= t ({c} {' '.join(xs)})) (= t (Num v))) ((subsume ({c} {' '.join(xs)}))) :ruleset prune)"
+        for c, sorts in CONSTRUCTORS.items()
+        if sorts and c != "Num"
+        for xs in [[f"x{i}" for i in range(len(sorts.split()))]]
+    ),
+    *(f"(rule ((= t ({c} ms)) (= n (idx{c[0]} ms t))) ((subsume ({c} ms))) :ruleset prune)" for c in ("Add", "Mul")),
+]
 
 
 @dataclass
@@ -52,6 +63,7 @@ def declarations(rules: Sequence[Rule]) -> list[str]:
         *declared.LATER,
         *declared.CONSTANTS,
         *declared.VOLUMES,
+        *PRUNE,
         *(r.egglog for r in rules),
         f"(ruleset tables) (rule () ({' '.join(analyses.tables())}) :ruleset tables) (run-schedule (run tables))",
     ]
@@ -183,19 +195,17 @@ def saturate(
         with _timed(out, "load", eg):
             load(eg, program, split)
             eg.loaded = eg.nodes()
-        out.stats.append(eg.saturate("sums", f"(seq {SETTLE} (run sums))", limits))
-        out.stats.append(eg.saturate("algebra", f"(seq {SETTLE} (run sums) (run algebra) (run contract))", limits))
-        eg.run(f"(run-schedule {SETTLE})")
+        out.stats.append(eg.saturate("sums", ["(run sums)"], limits))
+        out.stats.append(eg.saturate("algebra", ["(seq (run sums) (run algebra) (run contract))"], limits))
         if any(r.name == declared.PAYLOAD.name for r in rules):
-            _payloads(eg, out, split)
+            _payloads(eg, out, limits, split)
         if any(r.name == declared.BREAK.name for r in rules):
             _folds(eg, out, limits, split)
         if split and any(r.phase == "split" for r in rules):
             with _timed(out, "split", eg):
                 if any(r.name == declared.SPLIT_FOLD.name for r in rules):
                     _split_folds(eg, eg.freeze(), split)
-                eg.saturate("split", f"(seq {SETTLE} (run split))", limits)
-                eg.run(f"(run-schedule {SETTLE})")
+                eg.saturate("split", ["(run split)"], limits)
         with _timed(out, "freeze", eg):
             out.graph = eg.freeze(len(program.outputs))
     return out
@@ -271,15 +281,14 @@ def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) ->
             for pivot, t in f.vanishing:
                 eg.act(f"(set (vanish {eg.name(graph.term(pivot), '')} {eg.name(t)}) ())")
         eg.flush()
-        phase = eg.saturate("folds", f"(seq {SETTLE} (run sums) (run algebra))", limits)
-        eg.run(f"(run-schedule {SETTLE})")
+        phase = eg.saturate("folds", ["(seq (run sums) (run algebra))"], limits)
         if phase.stop != "fixpoint":
             stop = phase.stop
             break
     out.stats.append(Phase("folds", rounds, eg.nodes(), time.perf_counter() - start, stop))
 
 
-def _payloads(eg: EGraph, out: Saturated, split: frozenset[str]) -> None:
+def _payloads(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) -> None:
     """What is read off at an extremum is carried along with it."""
     start = time.perf_counter()
     graph = eg.freeze()
@@ -292,8 +301,8 @@ def _payloads(eg: EGraph, out: Saturated, split: frozenset[str]) -> None:
         for t in p.folds:
             _fold_facts(eg, t, split)
     eg.flush()
-    eg.run(f"(run-schedule {SETTLE})")
-    out.stats.append(Phase("payloads", 1, eg.nodes(), time.perf_counter() - start, "fixpoint"))
+    phase = eg.saturate("payloads", [], limits)
+    out.stats.append(Phase("payloads", 1, phase.nodes, time.perf_counter() - start, phase.stop))
 
 
 def _fold_facts(eg: EGraph, t: Term, split: frozenset[str]) -> None:

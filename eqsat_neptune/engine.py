@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -47,9 +47,27 @@ class Limits:
     iterations: int = 30
 
 
+FACTS = 200  # rounds of analyses in one go: bounds that depend on themselves may get tighter for ever, by less each time
+
+
+class _Watch:
+    """Says which limit a phase that begins now has met."""
+
+    def __init__(self, eg: EGraph, limits: Limits):
+        self.eg = eg
+        self.most = limits.nodes or 500 + 20 * eg.loaded
+        self.end = time.perf_counter() + limits.seconds
+
+    def met(self) -> str:
+        """"nodes", "time" or "" for none."""
+        if self.eg.nodes() > self.most:
+            return "nodes"
+        return "time" if time.perf_counter() > self.end else ""
+
+
 # ------------------------------------------------------------------ the engine's declarations
 
-_CONSTRUCTORS = {  # name → argument sorts; f: attribute, T: class
+CONSTRUCTORS = {  # name → argument sorts; f: attribute, T: class
     "Num": "f64",
     "Input": "String",
     "Iota": "String",
@@ -69,8 +87,8 @@ PRELUDE = "\n".join(
     [
         "(sort AS (Set String)) (sort MAS (MultiSet AS)) (sort MF (MultiSet f64))",
         "(sort T) (sort MS (MultiSet T)) (sort TV (Vec T)) (sort MMS (MultiSet MS))",
-        *(f"(constructor {c} ({s}) T)" for c, s in _CONSTRUCTORS.items()),
-        *(f"(function why-{c} ({s}) String :merge old)" for c, s in _CONSTRUCTORS.items() if c not in _LEAVES),
+        *(f"(constructor {c} ({s}) T)" for c, s in CONSTRUCTORS.items()),
+        *(f"(function why-{c} ({s}) String :merge old)" for c, s in CONSTRUCTORS.items() if c not in _LEAVES),
         # nodes that a mapped result makes, with the rule's name; normalisation turns them into ordinary ones
         "(constructor LaterMul (String MS T) T) (constructor LaterAdd (String MS T) T)",
         "(constructor LaterUn (String String T) T) (constructor LaterRed (String String String T) T) (constructor "
@@ -292,34 +310,47 @@ class EGraph:
         self._rounds += 1
         rules = " ".join(
             f"(rule ((= t ({c} {' '.join(f'x{i}' for i in range(len(s.split())))}))) ({action}) :ruleset {r})"
-            for c, s in _CONSTRUCTORS.items()
+            for c, s in CONSTRUCTORS.items()
         )
         self.run(f"(ruleset {r}) {rules} (run-schedule (run {r}))")
 
     # ---- running
     def nodes(self) -> int:
         """Rows of the term tables, retired ones included."""
-        return sum(n for f, n in self.run("(print-size)")[0].sizes if f in _CONSTRUCTORS)
+        return sum(n for f, n in self.run("(print-size)")[0].sizes if f in CONSTRUCTORS)
 
-    def saturate(self, name: str, schedule: str, limits: Limits) -> Phase:
-        """Run the schedule until nothing changes or a limit is met.  Looks at clock and size between single runs: egglog has no
-        time limit inside one."""
-        start, n, it, stop = time.perf_counter(), 0, 0, "iterations"
-        most = limits.nodes or 500 + 20 * self.loaded
-        while it < limits.iterations:
-            report = self.run(f"(run-schedule {schedule})")[0].report
-            it += 1
-            n = self.nodes()
-            if not report.updated:
-                stop = "fixpoint"
+    def updated(self, schedule: str) -> bool:
+        """Run a schedule; did it change anything?"""
+        return self.run(f"(run-schedule {schedule})")[0].report.updated
+
+    def saturate(self, name: str, schedules: Sequence[str], limits: Limits) -> Phase:
+        """Run the schedules, each on a settled e-graph, round after round until nothing changes or a limit is met.  Looks at clock
+        and size between single runs: egglog has no time limit inside one."""
+        start, rounds = time.perf_counter(), 0
+        watch = _Watch(self, limits)
+        stop, changed = self._settle(watch), bool(schedules)
+        while changed and not stop:
+            if rounds == limits.iterations:
+                stop = "iterations"
                 break
-            if n > most:
-                stop = "nodes"
-                break
-            if time.perf_counter() - start > limits.seconds:
-                stop = "time"
-                break
-        return Phase(name, it, n, time.perf_counter() - start, stop)
+            rounds, changed = rounds + 1, False
+            for schedule in schedules:
+                if self.updated(schedule):
+                    changed, stop = True, self._settle(watch)
+                if stop:
+                    break
+        return Phase(name, rounds, self.nodes(), time.perf_counter() - start, stop or "fixpoint")
+
+    def _settle(self, watch: _Watch) -> str:
+        """Facts and normalisation to fixpoint, facts first: rules ask for them.  Returns the limit that was met, "" if none was;
+        facts are whole in either case."""
+        while True:
+            for _ in range(FACTS):
+                if not self.updated("(seq (run ix) (run an))"):
+                    break
+            stop = watch.met()
+            if stop or not self.updated("(seq (run prune) (run norm))"):
+                return stop
 
     # ---- rows out
     def freeze(self, handles: int = 0, revive: bool = True) -> Graph:
@@ -371,7 +402,7 @@ class EGraph:
 
         def nodes(retired: bool) -> _Rows:
             out: _Rows = {}
-            for ctor in _CONSTRUCTORS:
+            for ctor in CONSTRUCTORS:
                 found = [(read(ctor, r.inputs), r.output) for r in rows(ctor, retired)]
                 why = {read(ctor, r.inputs): text(r.output) for r in rows(f"why-{ctor}")} if found else {}
                 for n, v in found:

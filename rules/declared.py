@@ -73,6 +73,28 @@ NORMAL = [
         retire=True,
     ),
     Rule(
+        "cancel-nested-factor",
+        "normal",
+        "(mul (mul y in*) (recip y) rest*)",
+        "(mul in* rest*)",
+        when="(finite y) (nonzero y)",
+        law="(x·y)/y = x, y finite and not 0",
+        numerics="needs finite",
+        phase="norm",
+        retire=True,
+    ),
+    Rule(
+        "cancel-in-reciprocal",
+        "normal",
+        "(mul y (recip (mul y in*)) rest*)",
+        "(mul (recip (mul in*)) rest*)",
+        when="(finite y) (nonzero y)",
+        law="y/(x·y) = 1/x, y finite and not 0",
+        numerics="needs finite",
+        phase="norm",
+        retire=True,
+    ),
+    Rule(
         "cancel-term",
         "normal",
         "(add x (mul -1.0 x) rest*)",
@@ -92,6 +114,7 @@ NORMAL = [
         law="(x + y) − y = x, y finite",
         numerics="needs finite",
         phase="norm",
+        retire=True,
     ),
     Rule(
         "cancel-across-sums",
@@ -600,13 +623,13 @@ LATER = [
     "(rule ((= t (Add ms)) (= 0 (multiset-length ms))) ((union t (Num 0.0)) (subsume (Add ms))) :ruleset norm)",
     *(
         f"(rule ((= t (Later{n} w ms x))) ((let m (multiset-insert ms x)) (union t ({n} m)) (set (why-{n} m) w) "
-        f"(subsume (Later{n} w ms x))) :ruleset norm)"
+        f"(subsume (Later{n} w ms x))) :ruleset ix)"
         for n in ("Mul", "Add")
     ),
-    "(rule ((= t (LaterUn w f x))) ((union t (Un f x)) (set (why-Un f x) w) (subsume (LaterUn w f x))) :ruleset norm)",
+    "(rule ((= t (LaterUn w f x))) ((union t (Un f x)) (set (why-Un f x) w) (subsume (LaterUn w f x))) :ruleset ix)",
     "(rule ((= t (LaterRed w op k x))) ((union t (Red op k x)) (set (why-Red op k x) w) (subsume (LaterRed w op k "
-    "x))) :ruleset norm)",
-    "(rule ((= t (LaterView w m x))) ((union t (View m x)) (set (why-View m x) w) (subsume (LaterView w m x))) :ruleset norm)",
+    "x))) :ruleset ix)",
+    "(rule ((= t (LaterView w m x))) ((union t (View m x)) (set (why-View m x) w) (subsume (LaterView w m x))) :ruleset ix)",
     # a view of what has none of the view's axes is the thing itself
     "(rule ((= t (View m x)) (= s (free x)) (reads m bound new) (= 0 (set-length (set-intersect s bound)))) ((union t "
     "x) (subsume (View m x))) :ruleset norm)",

@@ -49,8 +49,7 @@ _USED = (
     "cancel-factor",
     "cancel-term",
 )
-_FLOW = "(saturate (seq (saturate (seq (run ix) (run an))) (run norm)))"
-_SCHEDULE = f"(seq {_FLOW} (run algebra) {_FLOW} (run expand))"
+_SCHEDULES = ("(run algebra)", "(run expand)")
 
 Row = tuple[tuple[int, Term], ...]  # (j, coefficient over r…, R…)
 
@@ -84,7 +83,7 @@ def _declarations() -> list[str]:
     ]
     nonzero = ['(rule ((= t (Un "exp" x))) ((set (has "nonzero" t) ())) :ruleset an)']
     return [
-        "(ruleset ix) (ruleset norm) (ruleset an) (ruleset algebra) (ruleset expand)",
+        "(ruleset ix) (ruleset prune) (ruleset norm) (ruleset an) (ruleset algebra) (ruleset expand)",
         "(rule () ((nth 0) (nth 1)) :ruleset an)",
         *analyses.INDEX,
         *analyses.PAIRS,
@@ -181,8 +180,7 @@ def _row(g: Term, basis: list[Term]) -> Row | None:
             eg.act(f"(union {eg.name(b)} {eg.name(var(f'Y{j}'))})")
         eg.flush()
         for iterations in STAGES:
-            stop = eg.saturate("derive", _SCHEDULE, replace(LIMITS, iterations=iterations)).stop
-            eg.run(f"(run-schedule {_FLOW})")
+            stop = eg.saturate("derive", _SCHEDULES, replace(LIMITS, iterations=iterations)).stop
             row = _solve(eg.freeze(1), g, basis, moved)
             if row is not None or stop != "iterations":
                 break

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from eqsat_neptune.rules import RULES
+from eqsat_neptune.rules.rule import Rule
 
 import eqsat_neptune as en
-from eqsat_neptune.egraph import SETTLE, Graph, Limits, Node, engine, explain, load, saturate
+from eqsat_neptune import xp
+from eqsat_neptune.egraph import Graph, Limits, Node, engine, explain, load, saturate
 from eqsat_neptune.program import Input, Output, Program
 from eqsat_neptune.programs import CASES
 from eqsat_neptune.reference import Env, evaluate_term
@@ -87,7 +89,7 @@ def test_terms_come_back() -> None:
     p = program(*terms)
     with engine(()) as eg:
         load(eg, p)
-        eg.run(f"(run-schedule {SETTLE})")
+        eg.saturate("settle", [], Limits())
         g = eg.freeze(len(terms))
     env = Env(AXES, {i.name: np.random.default_rng(0).standard_normal(i.shape) for i in p.inputs})
     for t, c in zip(terms, g.outputs):
@@ -179,6 +181,31 @@ def test_limits_leave_a_sound_graph(limits: Limits, stop: str) -> None:
     assert s.stop == stop
     assert check_graph(s, p)
     assert all(any(n.why == "source" for n in s.graph.nodes[c]) for c in s.graph.outputs)
+
+
+def test_limits_end_normalisation() -> None:
+    """A normalisation that has no normal form runs until a limit is met, between the steps of algebra as well."""
+    tower = Rule("tower", "normal", "(exp x)", "(log (exp (exp x)))", law="x = log eˣ", phase="norm")
+    p = traced("prefill_global")
+    s = saturate(p, rules=[*RULES, tower], splittable=("a3",))
+    assert s.stop == "nodes" and all(q.seconds < 5 for q in s.stats)
+    assert all(any(n.why == "source" for n in s.graph.nodes[c]) for c in s.graph.outputs)
+
+
+def test_constants_have_no_other_form() -> None:
+    """1 = a·b would stand as a·b in every product."""
+    def one(x: Any) -> Any:
+        y = x * x + 1
+        return y * (1 / y) + (x - x)
+
+    p = en.trace(one, en.TensorSpec((5,), "float32"))
+    g = saturate(p).graph
+    assert [n.op for n in g.nodes[g.outputs[0]]] == ["num"] and g.term(g.outputs[0]) == num(1.0)
+
+
+def test_no_form_contains_itself() -> None:
+    s = saturate(traced("cross_entropy"))
+    assert not any(n.op in ("add", "mul") and c in n.args for c, n in s.graph.items())
 
 
 def test_statistics() -> None:

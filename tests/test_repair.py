@@ -104,10 +104,10 @@ def test_remembered() -> None:
     g, pivots = REFUSED["exponential of a quotient"]
     repair.derive(g, pivots)
     repair.derive(*DERIVABLE["variance"][:2])
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100):
         assert repair.derive(g, pivots) is None and repair.derive(*DERIVABLE["variance"][:2]) is not None
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.05
 
 
 @pytest.mark.parametrize(

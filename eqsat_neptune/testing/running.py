@@ -13,8 +13,8 @@ from ..rules.rule import Rule
 
 
 def settle(eg: EGraph) -> None:
-    """Facts and normalisation to fixpoint, as egraph.SETTLE, but it ends: a false rule may put a term below itself, and then bounds
-    grow for ever."""
+    """Facts and normalisation to fixpoint, as between the steps of a phase, but all forms stay, for they are what is checked, and it
+    ends soon: a false rule may put a term below itself, and then bounds grow for ever."""
     for _ in range(10):
         for _ in range(20):
             if not eg.run("(run-schedule (seq (run ix) (run an)))")[0].report.updated:
