@@ -70,6 +70,8 @@ def check(program: en.Program, plan: Plan, arrays: dict[str, np.ndarray], limit:
         {"pivot": "lazy", "overlap": False},
         {"pivot": "lazy", "chain": False, "order": "static"},
         {"pivot": "frozen", "turns": True},
+        {"pivot": "frozen", "order": "folded"},
+        {"pivot": "lazy", "order": "folded", "turns": False},
         {"pivot": "frozen", "order": "grid", "sums": "registers"},
         {"pivot": "frozen", "chain": False, "group": 1, "sums": "registers"},
     ],

@@ -69,7 +69,7 @@ class Reductions(Copies):
         self.env[s.out.id, home] = name
 
     def rounded(self, x: str, how: RoundedSum) -> str:
-        return f"value(as<{C_TYPES[how.dtype]}>({x}))"
+        return f"nearest<{C_TYPES[how.dtype]}>({x})"
 
     def accumulator(self, s: Reduce | Contract, home: Layout) -> str:
         """The variable that a sum starts with and ends up in."""

@@ -82,6 +82,10 @@ template <> struct As<f8e5m2> {
     }
 };
 template <typename T, typename V> DEV T as(V x) { return As<T>::of(x); }
+// value(as<T>(x)) of a 16-bit T; the upper half of a pair of bf16 with 0 is its float.
+template <typename T> struct Nearest { MEMBER static float of(float x) { return value(as<T>(x)); } };
+template <> struct Nearest<bf16> { MEMBER static float of(float x) { return bits_float(pack(bf16{}, 0.0f, x)); } };
+template <typename T> DEV float nearest(float x) { return Nearest<T>::of(x); }
 
 // ---- tiles: ROWS × COLUMNS elements; 16-byte chunks are permuted (or rows padded) so that eight rows' chunks at one place
 // lie in different banks.  turn(row), of three bits, is what the numbers of a row's chunks are xored with; turn(a ^ b) = turn(a) ^ turn(b).

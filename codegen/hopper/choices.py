@@ -14,7 +14,8 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     ahead       the next tile's tiles from outside the loop come before this one has ended
     turns       warpgroups take turns in issuing products
     chain       the next tile's first products are issued before this tile ends
-    order       "dynamic" (a counter in memory), "static" (every n-th tile), "grid" (a block a tile)
+    order       "dynamic" (a counter in memory), "static" (every n-th tile of n blocks), "folded" (n at a time, to and fro: who had the
+                longest has the shortest next), "grid" (a block a tile)
     group       places of the fast grid axes that are worked on together
     pivot       "running", "lazy" (moves only when a weight would exceed 2⁸), "frozen" (after the first tiles; checked at the end)
     sums        of weights that products take rounded: "matrix" (of the rounded ones, as a product with ones) or "registers" (at
@@ -26,7 +27,7 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
         out["ahead"] = any(t.loop is None and t.stages > 1 for t in s.tiles.values())
     if pipe.parts.early:
         out |= {"overlap": pipe.overlap, "turns": pipe.turns, "chain": pipe.chain}
-    out["order"] = "dynamic" if pipe.dynamic else "static" if pipe.persistent else "grid"
+    out["order"] = pipe.order
     if pipe.traversal.slow:
         out["group"] = pipe.traversal.group
     if pipe.pivots.candidates:

@@ -73,22 +73,12 @@ class Warpgroups(Fragments):
         text = str(body)
         self.parameters = [x for x in self.parameters if x.type == "MAP" or self.used(text, x)]
         f = self.function_text(body, self.pipe.threads, 1, self.pipe.shared)
-        blocks = f.blocks
-        if self.pipe.persistent:
-            blocks = min(blocks, 132)
-        return Function(f.name, f.text, f.parameters, blocks, f.threads, f.shared, f.packed)
+        return Function(f.name, f.text, f.parameters, self.pipe.blocks, f.threads, f.shared, f.packed)
 
     def used(self, text: str, x: Parameter) -> bool:
         text = re.sub(r"//.*", "", text)
         names = [x.name, *(n for n, line in self.stride_lines.items() if x.name in line)]
         return any(re.search(rf"\b{n}\b", text) for n in names)
-
-    @property
-    def tiles_in_all(self) -> int:
-        n = 1
-        for a in self.p.grid:
-            n *= self.p.axes[a].trips
-        return n
 
     def setup(self) -> None:
         t, pipe = self.t, self.pipe
@@ -118,7 +108,7 @@ class Warpgroups(Fragments):
     # ---- the producer
     def produce(self) -> None:
         t, pipe = self.t, self.pipe
-        total = self.tiles_in_all
+        total = pipe.tiles
         rings = self.rings(self.s.tiles)
         t(f"Ring<{WORK_SLOTS}> works;")
         t("int work = (int)block_index();")
@@ -130,20 +120,16 @@ class Warpgroups(Fragments):
                 self.produce_again(total)
             with t.block("if (work < 0)" if pipe.frozen else f"if (work >= {total})"):
                 self.announce("-1")
+                if not pipe.frozen:
+                    self.reset_counter()
                 t("break;")
             self.positions("work")
             first, end = self.range_names()
             self.tile_range(first, end)
             self.announce("2 * work + exact" if pipe.frozen else "work")
             t("works.advance();")
-            if pipe.dynamic and pipe.frozen:
-                t(f"const int next = again >= 0 ? {total} : (int)(fetch_add({self.counter}, 1) + {min(total, 132)});")
-            elif pipe.dynamic:
-                t(f"const int next = (int)(fetch_add({self.counter}, 1) + {min(total, 132)});")
-            elif pipe.persistent:
-                t(f"const int next = work + {min(total, 132)};")
-            else:
-                t(f"const int next = {total};")
+            following = self.following()
+            t(f"const int next = {f'again >= 0 ? {total} : {following}' if pipe.frozen and following != str(total) else following};")
             fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
             self.copies(fixed, rings)
             early = {x.value.id for s in pipe.parts.early for x in self.tile_operands(s)}
@@ -175,9 +161,23 @@ class Warpgroups(Fragments):
                 if rest:
                     copies(rest, tile)
             t("work = next;")
-        if pipe.dynamic:
-            with t.block(f"if (fetch_add({self.counter} + 1, 1) == {min(total, 132) - 1})"):
-                t(f"{self.counter}[0] = {self.counter}[1] = 0;")
+
+    def following(self) -> str:
+        """The number of the tile that this block takes after tile `work`."""
+        n, total = self.pipe.blocks, self.pipe.tiles
+        if self.pipe.dynamic:
+            return f"(int)(fetch_add({self.counter}, 1) + {n})"
+        if n >= total:
+            return str(total)
+        if self.pipe.order == "folded":  # n · row + place → n · (row + 1) + n - 1 - place
+            return f"2 * (work - work % {n}) + {2 * n - 1} - work"
+        return f"work + {n}"
+
+    def reset_counter(self) -> None:
+        """By the last block that asks no more; beside the consumers' last tile, for it takes as long as a trip to memory."""
+        if self.pipe.dynamic:
+            with self.t.block(f"if (fetch_add({self.counter} + 1, 1) == {self.pipe.blocks - 1})"):
+                self.t(f"{self.counter}[0] = {self.counter}[1] = 0;")
 
     def announce(self, what: str) -> None:
         """Tells the consumers what comes next: a tile, or that there is none."""
@@ -193,6 +193,7 @@ class Warpgroups(Fragments):
             with t.block("if (again < 0)"):
                 self.announce("-2")
                 t("works.advance();")
+                self.reset_counter()
                 t(f"barrier_wait({pipe.drained}, 0);")
                 t(f"barrier_wait({pipe.work_empty} + 8 * works.slot(), works.parity() ^ 1);")
                 t(f"failures = (int)load_shared<u32>({pipe.failed});")

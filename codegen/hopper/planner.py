@@ -27,6 +27,7 @@ PANEL = 64  # columns of a panel
 MOST_CONSUMERS = 3
 REGISTERS = {1: (0, 240), 2: (24, 240), 3: (32, 160)}  # of a thread: producer (0: they need not give any up), consumers
 WORK_SLOTS = 2
+ORDERS = ("dynamic", "static", "folded", "grid")
 CACHE = 36_000_000  # bytes of the second-level cache that the loops of the tiles under way may fill
 MOST_FAILED = 256  # entries: one for each warp that found its tile to have failed
 
@@ -83,8 +84,9 @@ class Pipeline:
     consumers: int
     overlap: bool
     chain: bool
-    dynamic: bool
-    persistent: bool
+    order: str  # "dynamic", "static", "folded" or "grid": see choices.py
+    tiles: int  # of work, in all
+    blocks: int  # that are launched for them
     pivots: Pivots
     pivot: str  # "running", "lazy" or "frozen"
     traversal: Traversal
@@ -104,6 +106,10 @@ class Pipeline:
     @property
     def threads(self) -> int:
         return 128 * (self.consumers + 1)
+
+    @property
+    def dynamic(self) -> bool:
+        return self.order == "dynamic"
 
 
 def plan(p: TileProgram, arch: Arch, precision: Precision) -> Pipeline:
@@ -207,7 +213,11 @@ class WarpgroupPlanner(Planner):
         blocks = 1
         for a in self.p.grid:
             blocks *= self.p.axes[a].trips
-        order = self.p.choices.get("order", "dynamic")
+        order = str(self.p.choices.get("order", "dynamic"))
+        if order not in ORDERS:
+            raise Unsupported(f"order {order}, not one of {', '.join(ORDERS)}")
+        if order in ("dynamic", "folded") and blocks <= self.arch.multiprocessors:
+            order = "static"  # a tile to a block: nothing to ask for
         at = -(-at // 16) * 16
         carries = {s.out.id: next(c for c in self.loop.carries if c.next == s.out) for s in parts.late}
         pipe = Pipeline(
@@ -219,8 +229,9 @@ class WarpgroupPlanner(Planner):
             self.consumers,
             overlap,
             bool(self.p.choices.get("chain", True)) and overlap and fixed_early and order != "grid",
-            order == "dynamic",
-            order != "grid",
+            order,
+            blocks,
+            blocks if order == "grid" else min(blocks, self.arch.multiprocessors),
             *self.pivot_choice(overlap and order != "grid"),
             self.traversal(),
         )
