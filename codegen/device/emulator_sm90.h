@@ -479,6 +479,9 @@ static void barrier_init_done() {
     }
 }
 static void barrier_arrive(u32 at, emulator::Line line = emulator::Line::here()) { emulator::expect(emulator::barrier_at(at, line), at, 0, line); }
+static void barrier_arrive_if(bool c, u32 at, emulator::Line line = emulator::Line::here()) {
+    if (c) barrier_arrive(at, line);
+}
 static void barrier_expect(u32 at, u32 bytes, emulator::Line line = emulator::Line::here()) { emulator::expect(emulator::barrier_at(at, line), at, (int)bytes, line); }
 static bool barrier_test(u32 at, u32 parity, emulator::Line line = emulator::Line::here()) {
     const emulator::Barrier& b = emulator::barrier_at(at, line);

@@ -30,6 +30,10 @@ DEV void barrier_init(u32 at, u32 arrivals) {
 // After the last barrier_init, and before the block's barrier that comes ahead of the first use.
 DEV void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(at)) : "memory"); }
+// If c: a predicate, not a branch, behind which the compiler no longer counts on a warp's lanes to go the same way.
+DEV void barrier_arrive_if(bool c, u32 at) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0];}" ::"r"(shared_address(at)), "r"((u32)c) : "memory");
+}
 // Arrive, and announce bytes that asynchronous copies will bring.
 DEV void barrier_expect(u32 at, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(at)), "r"(bytes) : "memory");

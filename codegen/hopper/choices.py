@@ -13,6 +13,8 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     overlap     one iteration's elementwise work runs beside other products
     ahead       the next tile's tiles from outside the loop come before this one has ended
     turns       warpgroups take turns in issuing products
+    peek        all of an iteration's elementwise work but the rounding of operands runs beside late products, and so does the wait for
+                the tiles of the next ones (else what makes operands comes after them)
     chain       the next tile's first products are issued before this tile ends
     order       "dynamic" (a counter in memory), "static" (every n-th tile of n blocks), "folded" (n at a time, to and fro: who had the
                 longest has the shortest next), "grid" (a block a tile)
@@ -26,7 +28,7 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     if any(t.loop is None for t in s.tiles.values()):
         out["ahead"] = any(t.loop is None and t.stages > 1 for t in s.tiles.values())
     if pipe.parts.early:
-        out |= {"overlap": pipe.overlap, "turns": pipe.turns, "chain": pipe.chain}
+        out |= {"overlap": pipe.overlap, "turns": pipe.turns, "peek": pipe.peek, "chain": pipe.chain}
     out["order"] = pipe.order
     if pipe.traversal.slow:
         out["group"] = pipe.traversal.group

@@ -347,12 +347,12 @@ class Warpgroups(Fragments):
             t(f"barrier_wait({pipe.work_full} + 8 * works.slot(), works.parity());")
             t(f"const int x = uniform(load_shared<int>({pipe.work} + 4 * works.slot()));")
             t("warp_sync();")
-            t(f"if (lane == 0) barrier_arrive({pipe.work_empty} + 8 * works.slot());")
+            t(f"barrier_arrive_if(lane == 0, {pipe.work_empty} + 8 * works.slot());")
             t("works.advance();")
             t("return x;")
         self.issue_early_name = self.names.new("issue_early") if parts.early else ""
         if parts.early:
-            with t.block(f"auto {self.issue_early_name} = [&]() INLINE_LAMBDA", "};"):
+            with t.block(f"auto {self.issue_early_name} = [&](auto at_start) INLINE_LAMBDA", "};"):
                 self.issue_early()
         if pipe.turns:
             t(f"if (group == {pipe.consumers - 1}) named_arrive(2, {128 * 2});  // the first one begins")
@@ -360,7 +360,7 @@ class Warpgroups(Fragments):
             with t.block("for (;;)"):
                 self.consume_tiles(states, next_work)
                 t("if (work == -1) break;")
-                t(f"if (lane == 0) barrier_arrive({pipe.drained});")
+                t(f"barrier_arrive_if(lane == 0, {pipe.drained});")
         else:
             self.consume_tiles(states, next_work)
         lines = [line.replace("    ", "    " * depth, 1) if line.startswith("    ") else line for line in self.declared]
@@ -371,7 +371,7 @@ class Warpgroups(Fragments):
         t(f"int work = {next_work}();")
         if pipe.overlap:
             with t.block("if (work >= 0)"):
-                t(f"{self.issue_early_name}();")
+                t(f"{self.issue_early_name}(Yes{{}});")
                 t("products_wait<0>();")
         with t.block("while (work >= 0)"):
             for ring in dict.fromkeys([*self.early_ring.values(), *self.late_ring.values(), *self.done_ring.values()]):
@@ -391,7 +391,7 @@ class Warpgroups(Fragments):
             self.env = before
             if pipe.overlap:
                 if not pipe.chain:
-                    t(f"if (coming >= 0) {self.issue_early_name}();")
+                    t(f"if (coming >= 0) {self.issue_early_name}(Yes{{}});")
                 t("products_wait<0>();")
             t("work = coming;")
 
@@ -413,7 +413,7 @@ class Warpgroups(Fragments):
         self.t(f"barrier_wait({self.pipe.full[vid]} + 8 * {self.place(vid, ring)}, {ring}.parity());")
 
     def release(self, vid: int, ring: str) -> None:
-        self.t(f"if (lane == 0) barrier_arrive({self.pipe.empty[vid]} + 8 * {self.place(vid, ring)});")
+        self.t(f"barrier_arrive_if(lane == 0, {self.pipe.empty[vid]} + 8 * {self.place(vid, ring)});")
 
     def place(self, vid: int, ring: str, part: str = "group") -> str:
         """Which of a tile's barriers."""
@@ -435,7 +435,8 @@ class Warpgroups(Fragments):
         if left and pipe.consumers > 1:
             own = plan.bytes // pipe.consumers if vid in pipe.parted else plan.rows * 128 if turned else 64 * 128
             parts.append(f"group * {own}")
-        return " + ".join(parts) or "0"
+        place = " + ".join(parts) or "0"
+        return f"uniform({place})" if len(parts) > 1 else place  # else it is worked out in every lane, and read from one again
 
     def multiply(self, s: Contract, acc: str, add: str, rings: Mapping[int, str]) -> None:
         plan, home = self.s.contracts[s.out.id], self.s.home[s.out.id]
@@ -455,10 +456,18 @@ class Warpgroups(Fragments):
         self.t(f"multiply<{plan.steps}>({acc}, {left}, {right}, {add});")
 
     def issue_early(self) -> None:
-        """Wait for the tiles of the early products and issue those."""
+        """Wait for the tiles of the early products and issue those.  What lies outside the loop is there since its first iteration."""
         t = self.t
+        known = []
         for vid, ring in self.led_rings(self.early_ring):
-            self.wait_full(vid, ring)
+            if self.pipe.overlap and self.s.tiles[vid].loop is None:
+                known.append((vid, ring))
+            else:
+                self.wait_full(vid, ring)
+        if known:
+            with t.block("if constexpr (decltype(at_start)::value)"):
+                for vid, ring in known:
+                    self.wait_full(vid, ring)
         self.pin_scores()
         t("products_fence();")
         for product in self.pipe.parts.early:
@@ -468,7 +477,7 @@ class Warpgroups(Fragments):
     def issue_late(self, states: Mapping[int, str]) -> None:
         t, pipe = self.t, self.pipe
         for vid, ring in self.led_rings(self.late_ring):
-            if vid not in self.early_ring:
+            if vid not in self.early_ring and not (pipe.peek and self.s.tiles[vid].loop):
                 self.wait_full(vid, ring)
         if pipe.parts.early:  # else others are under way, adding to the same registers
             self.pin_sums(states)
@@ -482,17 +491,21 @@ class Warpgroups(Fragments):
         if any(map(self.overwritten, pipe.loop.carries)):
             t("fresh = false;")
 
+    def fixed_early(self) -> list[tuple[int, str]]:
+        """Tiles outside the loop that only early products read."""
+        rings = self.led_rings(self.early_ring)
+        return [(v, ring) for v, ring in rings if self.s.tiles[v].loop is None and v not in self.late_ring]
+
     def release_early(self, last: str) -> None:
-        """After the early products are done: their tiles go back, those outside the loop if it was the last iteration."""
+        """After the early products are done: their tiles go back, those outside the loop if it was the last iteration.  Their
+        rings advance after the loop, whatever happens in it: then they are the same for all lanes, as the compiler sees it."""
         t = self.t
         for vid, ring in self.led_rings(self.early_ring):
             plan = self.s.tiles[vid]
             if plan.loop is None:
-                if vid in self.late_ring:
-                    continue
-                with t.block(f"if ({last})"):
-                    self.release(vid, ring)
-                    t(f"{ring}.advance();")
+                if last and (vid, ring) in self.fixed_early():
+                    with t.block(f"if ({last})"):
+                        self.release(vid, ring)
             else:
                 if vid not in self.late_ring:
                     self.release(vid, ring)
@@ -595,12 +608,14 @@ class Warpgroups(Fragments):
             self.release_fixed()
             t(f"const int coming = {next_work}();")
             return
+        for _, ring in self.fixed_early():
+            t(f"{ring}.advance();")
         self.my_turn()
         self.issue_late(states)
         if pipe.chain:
             t(f"const int coming = {next_work}();")
             with t.block("if (coming >= 0)"):
-                t(f"{self.issue_early_name}();  // beside the end of this tile")
+                t(f"{self.issue_early_name}(Yes{{}});  // beside the end of this tile")
                 self.your_turn()
                 t("products_wait<1>();")
             with t.block("else"):
@@ -640,16 +655,16 @@ class Warpgroups(Fragments):
         t, pipe, parts = self.t, self.pipe, self.pipe.parts
         if pipe.overlap:
             self.my_turn()
-            t(f"{self.issue_early_name}();")
+            t(f"{self.issue_early_name}(No{{}});")
             self.issue_late(states)
             self.your_turn()
             t("products_wait<1>();")
             self.early_done(f"{tile} == {first}")
             t(f"{absorb}(at_edge, No{{}});")
         elif parts.early:
-            t(f"{self.issue_early_name}();")
+            t(f"{self.issue_early_name}(Yes{{}});")
             t("products_wait<0>();")
-            self.early_done("false")
+            self.early_done("")
             t(f"{absorb}(at_edge, No{{}});")
             self.issue_late(states)
             t("products_wait<0>();")
@@ -678,6 +693,17 @@ class Warpgroups(Fragments):
             self.release(vid, ring)
             self.t(f"{ring}.advance();")
 
+    def peek(self) -> None:
+        """Wait for the tiles of the late products to come.  That is a branch: no elementwise work moves from before it to behind the
+        wait for those under way."""
+        t = self.t
+        for vid, ring in self.led_rings(self.late_ring):
+            if self.s.tiles[vid].loop is not None and vid not in self.early_ring:
+                ahead = self.names.new(f"{ring}_ahead")
+                t(f"auto {ahead} = {ring};")
+                t(f"if constexpr (!start) {ahead}.advance();")
+                self.wait_full(vid, ahead)
+
     def absorb(self, states: Mapping[int, str], position: str, parts: Parts) -> None:
         """The elementwise work of an iteration."""
         t, pipe, s = self.t, self.pipe, self.s
@@ -698,16 +724,18 @@ class Warpgroups(Fragments):
         t("constexpr bool edge = decltype(at_edge)::value, start = decltype(at_start)::value;")
         t(position)
         self.masked.clear()
-        for x in parts.score:
+        for x in (*parts.score, *(parts.weight if pipe.peek else ())):
             self.statement(x)
         self.flush()
+        if pipe.peek:
+            self.peek()
         if pipe.overlap:
             with t.block("if constexpr (!start)"):
                 self.pin_scores()
                 t("products_wait<0>();")
                 self.pin_scores()
                 self.late_done(states)
-        for x in parts.weight:
+        for x in () if pipe.peek else parts.weight:
             self.statement(x)
         self.flush()
         for product in parts.late:
@@ -717,6 +745,9 @@ class Warpgroups(Fragments):
                 assert layout is not None
                 source = self.mask_missing(v, layout, set(product.axes), 0.0, self.get(v, layout))
                 t(f"round_to<{C_TYPES[plan.dtype]}>({self.packed_operands[v.id]}, {source});")
+        if pipe.peek:  # else what the next early products overwrite seems to be written while late ones are under way
+            for name in self.scores.values():
+                t(f"set_all({name}, 0.0f);")
         if parts.state:
             with t.block("if constexpr (!start)"):
                 inner = dict(self.env)

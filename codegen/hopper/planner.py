@@ -93,6 +93,7 @@ class Pipeline:
     parted: dict[int, str] = field(default_factory=dict)  # tiles of which each warpgroup has a part of its own, by this axis
     leader: dict[int, int] = field(default_factory=dict)  # tile → the one whose barriers and ring it shares
     turns: bool = False  # warpgroups take turns in issuing products
+    peek: bool = False  # all elementwise work of an iteration, and the wait for the next tiles, go beside late products
     frozen: Parts | None = None  # of an iteration with pivots that stay
     drained: int = 0  # barrier: consumers have no tile left
     failed: int = 0  # tiles whose frozen pivots were too low: how many, and which
@@ -247,6 +248,7 @@ class WarpgroupPlanner(Planner):
             part = tuple(n // self.consumers if a in ix.axes else n for n, ix in zip(whole.box, whole.coordinates))
             boxes[vid] = replace(whole, box=part)
         pipe.turns = bool(self.p.choices.get("turns", True)) and overlap and self.consumers > 1
+        pipe.peek = bool(self.p.choices.get("peek", False)) and overlap
         pipe.leader = self.leaders(parts, set(pipe.parted))
         for vid, t in o.tiles.items():
             if pipe.leader[vid] != vid:
