@@ -129,7 +129,9 @@ class Warpgroups(Fragments):
             self.announce("2 * work + exact" if pipe.frozen else "work")
             t("works.advance();")
             following = self.following()
-            t(f"const int next = {f'again >= 0 ? {total} : {following}' if pipe.frozen and following != str(total) else following};")
+            if pipe.frozen and following != str(total):
+                following = f"again >= 0 ? {total} : {following}"
+            t(f"const int next = {following};")
             fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
             self.copies(fixed, rings)
             early = {x.value.id for s in pipe.parts.early for x in self.tile_operands(s)}
