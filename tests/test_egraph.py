@@ -17,7 +17,6 @@ from eqsat_neptune.rules import RULES
 from eqsat_neptune.rules.rule import Rule
 
 import eqsat_neptune as en
-from eqsat_neptune import xp
 from eqsat_neptune.egraph import Graph, Limits, Node, engine, explain, load, saturate
 from eqsat_neptune.program import Input, Output, Program
 from eqsat_neptune.programs import CASES
