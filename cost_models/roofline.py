@@ -17,6 +17,7 @@ from .machines import Gpu
 
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
+BUBBLE = 0.3  # share of what an iteration waits in which nothing is asked from memory
 
 
 def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ...], besides: str) -> int:
@@ -93,6 +94,21 @@ class Roofline:
             out[a] = tuple(fits) + ((n,) if not fits or n <= 2 * sizes[-1] else ())
         return out
 
+    def _per_byte(self, blocks: Array, resident: Array, flight: Array) -> Array:
+        """Seconds for a byte from memory: whole waves of resident blocks, then the last one, whose fewer blocks may have too few bytes
+        in flight (`flight` each) to cover the latency (Little's law)."""
+        m = self.machine
+        room = m.sms * np.maximum(resident, 1.0)
+        whole = np.floor(blocks / room) * room
+        last = blocks - whole
+
+        def rate(n: Array) -> Array:
+            active = np.clip(n, 1.0, m.sms)
+            pull = np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / m.latency)
+            return ((active * pull) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
+
+        return (whole / rate(np.minimum(blocks, room)) + last / rate(last)) / blocks
+
     # ---- the price
     def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
         m = self.machine
@@ -104,7 +120,6 @@ class Roofline:
         per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
         heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
         tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
-        active = np.minimum(blocks, m.sms)
         ops = m.ops64 if program.compute_dtype == "float64" else m.ops
         fixed = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special, b.l2 / m.l2)]
         rows: list[tuple[int, int, int, Array, dict[str, Array]]] = []
@@ -118,7 +133,8 @@ class Roofline:
                 fits = fits & (tiles >= warps)
             time = [*fixed, shared]
             most = np.maximum.reduce(np.broadcast_arrays(*time))
-            total = sum(time)
+            # copies that are asynchronous run beside everything else
+            total = sum(t for t in time if not (streams and m.stages > 1 and t is fixed[3]))
             for stages in sorted({min(n, m.stages) for n in STAGES}) if streams else (1,):
                 used = b.resident + b.staged * stages
                 resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
@@ -127,11 +143,10 @@ class Roofline:
                 together = np.clip(np.minimum(resident, np.ceil(blocks / m.sms)), 1, None)
                 few, many = m.overlap
                 share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
-                compute = per_sm * (most + share * (total - most))
+                compute = per_sm * np.maximum(most, most + share * (total - most))
                 latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
-                flight = together * (b.staged * max(stages - 1, 1) if streams else b.l2)
-                pull = np.minimum(m.pull, np.maximum(flight, 2048.0) / m.latency)
-                memory = b.dram / np.minimum(m.dram, active * pull) + m.block
+                memory = b.dram * self._per_byte(blocks, resident, b.staged * max(stages - 1, 1) if streams else b.l2) + m.block
+                memory = memory + BUBBLE * (latency - m.block)
                 seconds = np.where(ok, m.launch + np.maximum(compute + latency, memory), np.inf)
                 parts = {}
                 if detail:
