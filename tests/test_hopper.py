@@ -134,6 +134,47 @@ def test_matrix_product(size: tuple[int, int, int], turned: bool) -> None:
     check(p, plan, draw(p))
 
 
+@needs_compiler
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("size", "tiles", "cluster"),
+    [((512, 192, 160), (128, 64, 128), 2), ((1000, 264, 136), (128, 64, 64), 4), ((256, 512, 64), (64, 64, 128), 2)],
+)
+def test_matrix_product_in_clusters(size: tuple[int, int, int], tiles: tuple[int, int, int], cluster: int, turned: bool) -> None:
+    """Blocks at neighbouring tiles copy for one another what both read: panels of it, or rows; more tiles than blocks."""
+    m, n, k = size
+    p = en.trace(
+        lambda x, w: x @ (w.mT if turned else w),
+        en.TensorSpec((m, k), "bfloat16"),
+        en.TensorSpec((n, k) if turned else (k, n), "bfloat16"),
+    )
+    plan = planned(p, dict(zip(("a0", "a1", "a2"), tiles)), warpgroups=tiles[0] // 64, stages=3, cluster=cluster)
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, cuda_arch("sm_90a"))
+    assert isinstance(s, Pipeline) and s.cluster == cluster and s.spread
+    check(p, plan, draw(p))
+
+
+@needs_compiler
+def test_streams_in_clusters() -> None:
+    """Two blocks with rows of their own read the same keys and values."""
+    p = attention("prefill_global", *[(1, 2, 500, 64)] * 3)
+    plan = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, pivot="lazy", cluster=2)
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, cuda_arch("sm_90a"))
+    assert isinstance(s, Pipeline) and s.cluster == 2 and len(s.spread) == 2
+    check(p, plan, draw(p))
+
+
+@pytest.mark.parametrize(
+    ("case", "choices"), [("prefill_global", {"pivot": "frozen"}), ("prefill_causal", {}), ("prefill_global", {"order": "grid"})]
+)
+def test_where_blocks_cannot_stay_together(case: str, choices: dict[str, object]) -> None:
+    """Tiles computed again, loops of different lengths, blocks that take one tile each."""
+    p = attention(case, *[(1, 2, 512, 64)] * 3)
+    plan = planned(p, {"a1": 128, "a3": 64, "a4": 64}, warpgroups=2, stages=2, cluster=2, **{"pivot": "lazy", **choices})
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, cuda_arch("sm_90a"))
+    assert isinstance(s, Pipeline) and s.cluster == 1
+
+
 @pytest.mark.parametrize("what", ["logsumexp", "sum"])
 def test_pivots_beside_the_quotient(what: str) -> None:
     """What goes with the true maximum, a sum at it or its own logarithm, keeps a running pivot."""

@@ -26,7 +26,8 @@ class Arch:
     (where so few that warps share a loop's tiles) or "never".
     most_registers: of a thread, as estimated, for a kernel without matrix products: beyond, an element a thread is better.
     warpgroups: headers of kernels whose warpgroups multiply tiles in shared memory together (none: it cannot).
-    multiprocessors: how many blocks a kernel launches that takes one tile after the other."""
+    multiprocessors: how many blocks a kernel launches that takes one tile after the other.
+    clusters: (blocks of a cluster, how many such run at the same time): each within one group of 16 or 18 multiprocessors."""
 
     name: str
     warp: int
@@ -46,6 +47,11 @@ class Arch:
     most_registers: int = 480
     warpgroups: tuple[str, ...] = ()
     multiprocessors: int = 132
+    clusters: tuple[tuple[int, int], ...] = ((2, 66), (4, 32))
+
+    def clusters_of(self, blocks: int) -> int:
+        """How many clusters of so many blocks run at the same time, a multiprocessor to a block; 0: there are none."""
+        return self.multiprocessors if blocks == 1 else dict(self.clusters).get(blocks, 0)
 
     @property
     def grain(self) -> int:
@@ -113,5 +119,5 @@ def hopper_emulator_arch() -> Arch:
     """sm_90a on the CPU (see device/emulator_sm90.h)."""
     headers = ("emulator.h", *_NVIDIA[1:])
     warpgroups = ("emulator_sm90.h", "panels.cuh")
-    # few multiprocessors: a block takes several tiles
-    return replace(cuda_arch("sm_90a"), name="sm_90a emulated", headers=headers, warpgroups=warpgroups, multiprocessors=2)
+    few = replace(cuda_arch("sm_90a"), multiprocessors=2, clusters=((2, 1), (4, 1)))  # a block takes several tiles
+    return replace(few, name="sm_90a emulated", headers=headers, warpgroups=warpgroups)

@@ -157,7 +157,15 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
         if f.blocks >= 2**31:
             raise Unsupported(f"{f.name} has {f.blocks} blocks, a grid has at most {2**31 - 1}: larger tiles are needed")
     launches = tuple(
-        Launch(f.name, (f.blocks, 1, 1), f.threads, f.shared, tuple(x.value for x in f.parameters), pdl=arch.overlap and n > 0)
+        Launch(
+            f.name,
+            (f.blocks, 1, 1),
+            f.threads,
+            f.shared,
+            tuple(x.value for x in f.parameters),
+            cluster=f.cluster,
+            pdl=arch.overlap and n > 0,
+        )
         for n, f in enumerate(functions)
     )
     temps: dict[str, int] = dict(counters)

@@ -1,7 +1,7 @@
 """Runs emitted kernels on the CPU: the same text over device/emulator.h, compiled by the C++ compiler of the host.
 
 For tests.  Threads run as fibres, in an order that `seed` varies; reading what no barrier or wait has made visible gives NaN or
-an EmulationError.  One block at a time, so use small shapes.
+an EmulationError.  One block (or cluster) at a time, so use small shapes.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np
         args = ", ".join(f"*(({x.type.replace('__restrict__', '')}*)a[{n}])" for n, x in enumerate(f.parameters))
         text.append(f"static void run_{f.name}(void** a) {{ {f.name}({args}); }}")
         text.append(
-            f'extern "C" const char* launch_{f.name}(void** a, long long grid, int threads, unsigned shared, unsigned seed) '
-            f"{{ return emulator::launch(run_{f.name}, a, grid, threads, shared, seed); }}"
+            f'extern "C" const char* launch_{f.name}'
+            "(void** a, long long grid, int threads, unsigned shared, int cluster, unsigned seed) "
+            f"{{ return emulator::launch(run_{f.name}, a, grid, threads, shared, cluster, seed); }}"
         )
     path, out = os.path.join(folder, "kernel.cpp"), os.path.join(folder, "kernel.so")
     with open(path, "w", encoding="utf-8") as file:
@@ -116,17 +117,15 @@ def _run(
         cells = C.create_string_buffer(128 * len(one.args) + 64)
         start = C.addressof(cells) + -C.addressof(cells) % 64
         pointers = (C.c_void_p * len(one.args))(*(start + 128 * n for n in range(len(one.args))))
-        if one.cluster != 1:
-            raise EmulationError(f"{f.name}: clusters are not emulated")
         for at, a in zip(pointers, one.args):
             cell = (
                 _tensor_map(a, values) if isinstance(a, TensorMap) else struct.pack("<q", values[a] if isinstance(a, str) else a)
             )
             C.memmove(at, cell, len(cell))
         call = getattr(library, f"launch_{f.name}")
-        call.argtypes = [C.c_void_p, C.c_longlong, C.c_int, C.c_uint, C.c_uint]
+        call.argtypes = [C.c_void_p, C.c_longlong, C.c_int, C.c_uint, C.c_int, C.c_uint]
         call.restype = C.c_char_p
-        if wrong := call(pointers, one.grid[0], one.block, one.smem, seed):
+        if wrong := call(pointers, one.grid[0], one.block, one.smem, one.cluster, seed):
             raise EmulationError(f"{f.name}: {_with_lines(wrong.decode(), source.text)}")
     return {b.name: arrays[b.name] for b in buffers.values() if b.kind != "input"}
 

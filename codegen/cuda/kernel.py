@@ -36,6 +36,7 @@ class Function:
     threads: int
     shared: int
     packed: dict[str, str]  # input → macro that says whether its rows are contiguous and aligned
+    cluster: int = 1  # blocks that are launched together
 
 
 class Place:

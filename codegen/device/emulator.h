@@ -32,7 +32,8 @@ typedef long long i64;
 constexpr int WARP = WARP_SIZE;
 
 namespace emulator {
-constexpr int MAX_THREADS = 1024, MAX_COPIES = 4096, STACK = 256 * 1024;
+constexpr int MAX_THREADS = 2048, MAX_COPIES = 4096, STACK = 256 * 1024;
+constexpr int MOST_BLOCKS = 4;        // of a cluster: they run at the same time
 struct Copy { u32 to; const void* from; int bytes, group; };
 
 // ---- fibres: a dozen instructions on x86-64, ucontext elsewhere
@@ -71,7 +72,7 @@ struct Line {
 
 struct Thread {
     Context context;
-    int index, groups;
+    int index, groups;              // among the threads of the cluster
     bool done, polled;
     const int* counter;             // it waits until this is no longer `seen`: for `what` (a format for what follows), at `line`
     int seen, line;
@@ -92,8 +93,13 @@ static Warp warps[MAX_THREADS / WARP];
 static char* stacks;
 static Context scheduler;
 static Thread* self;
-static int thread_count, block_arrived, block_generation;
-static i64 block;
+static int thread_count;            // of a block
+static int cluster;                 // blocks that run at the same time
+static int block_arrived[MOST_BLOCKS], block_generation[MOST_BLOCKS], block_left[MOST_BLOCKS];
+static int cluster_arrived, cluster_generation;
+static i64 block;                   // the first of the cluster
+static u8* shared_memories;         // of the blocks, one after the other, shared_pitch bytes apart
+static u32 shared_pitch;
 static u32 order;                   // seed of the order in which threads run
 static void (*body)(void**);
 static void** arguments;
@@ -108,6 +114,8 @@ struct Engines {
 };
 static const Engines* engines;
 
+static int rank_of(const Thread& t) { return t.index / thread_count; }
+
 static char failure[1000];          // what went wrong first; no thread goes on then
 
 static void yield() { switch_to(self->context, scheduler); }
@@ -118,7 +126,7 @@ __attribute__((format(printf, 1, 2))) static void fail(const char* format, ...) 
         int n = vsnprintf(failure, sizeof failure, format, list);
         va_end(list);
         n = n < (int)sizeof failure ? n : (int)sizeof failure - 1;
-        if (self) snprintf(failure + n, sizeof failure - n, " (block %lld, thread %d)", block, self->index);
+        if (self) snprintf(failure + n, sizeof failure - n, " (block %lld, thread %d)", block + rank_of(*self), self->index % thread_count);
         else snprintf(failure + n, sizeof failure - n, " (block %lld)", block);
     }
     if (self) for (;;) yield();
@@ -153,19 +161,20 @@ template <class Act> static void meet(const void* in, void* out, Act act, Line l
 static void start() { body(arguments); self->done = true; for (;;) yield(); }
 }  // namespace emulator
 
-static u8* shared_memory;
+static u8* shared_memory;            // of the block whose thread runs
 static void check_shared(u32 at, u32 bytes) {
     if (bytes > emulator::shared_size || at > emulator::shared_size - bytes || at % bytes) emulator::fail("shared access out of range or misaligned");
 }
 
-DEV int thread_index() { return emulator::self->index; }
-DEV i64 block_index() { return emulator::block; }
+DEV int thread_index() { return emulator::self->index % emulator::thread_count; }
+DEV i64 block_index() { return emulator::block + emulator::rank_of(*emulator::self); }
 DEV int lane_index() { return emulator::self->index % WARP; }
-DEV int warp_index() { return emulator::self->index / WARP; }
+DEV int warp_index() { return thread_index() / WARP; }
 static void block_sync(emulator::Line line = emulator::Line::here()) {
     using namespace emulator;
-    if (++block_arrived == thread_count) { block_arrived = 0; block_generation++; return; }
-    wait_while(block_generation, block_generation, "the block's barrier", line);
+    const int r = rank_of(*self);
+    if (++block_arrived[r] == thread_count) { block_arrived[r] = 0; block_generation[r]++; return; }
+    wait_while(block_generation[r], block_generation[r], "the block's barrier", line);
 }
 static void warp_sync(emulator::Line line = emulator::Line::here()) { emulator::meet(nullptr, nullptr, [](const void**, void**) {}, line); }
 static void previous_kernel_wait() {}
@@ -343,10 +352,12 @@ static u32 random_bits() { return (order = order * 1664525u + 1013904223u) >> 8;
 
 static void run_blocks(i64 grid, int count, u32 seed) {
     const bool ragged = engines && seed % 2;                       // lanes drift apart
-    for (block = 0; block < grid; ++block) {
-        memset(shared_memory, 0xff, shared_size);                  // NaN, whatever is read before it is written
+    for (block = 0; block < grid; block += cluster) {
+        memset(shared_memories, 0xff, (size_t)shared_pitch * cluster);     // NaN, whatever is read before it is written
         memset(warps, 0, sizeof warps);
-        block_arrived = 0;
+        memset(block_arrived, 0, sizeof block_arrived);
+        cluster_arrived = 0;
+        for (int r = 0; r < cluster; ++r) block_left[r] = thread_count;
         for (int i = 0; i < count; ++i) {
             Thread& t = threads[i];
             t.index = i; t.done = false; t.groups = t.copy_count = 0; t.counter = nullptr; t.line = 0;
@@ -371,10 +382,12 @@ static void run_blocks(i64 grid, int count, u32 seed) {
                         if (t.done || t.polled || (t.counter && *t.counter == t.seen)) continue;
                         if (drift && random_bits() % 2) continue;
                         self = &t;
+                        shared_memory = shared_memories + (size_t)shared_pitch * rank_of(t);
                         switch_to(scheduler, t.context);
                         self = nullptr;
                         if (failure[0]) return;
                         left -= t.done;
+                        block_left[rank_of(t)] -= t.done;
                         if (t.polled) asked = true;
                         else ran = again = true;
                     }
@@ -394,20 +407,25 @@ static void run_blocks(i64 grid, int count, u32 seed) {
     }
 }
 
-// Run every block of a grid.  `seed` varies the order of threads: 0 in turn, warp by warp first.  The result says what went wrong,
+// Run every block of a grid, `blocks` at a time.  `seed` varies the order of threads: 0 in turn, warp by warp first.  The result says what went wrong,
 // "" if nothing did.
-static const char* launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, u32 seed) {
+static const char* launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, int blocks, u32 seed) {
     if (!threads) {
         threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread));
         stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
         Copy* copies = (Copy*)malloc(sizeof(Copy) * MAX_THREADS * MAX_COPIES);
         for (int i = 0; i < MAX_THREADS; ++i) threads[i].copies = copies + (size_t)i * MAX_COPIES;
     }
-    body = kernel; arguments = args; thread_count = count; shared_size = shared; order = seed;
-    shared_memory = (u8*)aligned_alloc(1024, (shared + 2047) / 1024 * 1024);
+    body = kernel; arguments = args; thread_count = count; cluster = blocks; shared_size = shared; order = seed;
+    shared_pitch = (shared + 2047) / 1024 * 1024;
+    shared_memories = (u8*)aligned_alloc(1024, (size_t)shared_pitch * blocks);
     failure[0] = 0;
-    run_blocks(grid, count, seed);
-    free(shared_memory);
+    self = nullptr;
+    block = 0;
+    if (blocks > 1 && (blocks > MOST_BLOCKS || count * blocks > MAX_THREADS || count % (4 * WARP) || grid % blocks))
+        fail("%lld blocks of %d threads cannot run in clusters of %d here", grid, count, blocks);
+    else run_blocks(grid, count * blocks, seed);
+    free(shared_memories);
     return failure;
 }
 }  // namespace emulator

@@ -21,14 +21,18 @@ namespace emulator {
 // Addresses are not offsets: a GPU keeps some shared memory for itself.
 constexpr u32 SHARED_START = 1024, MOST_SHARED = 256 * 1024;
 
+// Of the shared memories of a cluster's blocks as one: a place in that of block `rank`.  (A place in the block's own is what kernels have.)
+static u32 place_in(int rank, u32 at) { return (u32)rank * shared_pitch + at; }
+
 // ---- who may touch shared memory, for each 16 bytes of it: is a copy filling them, how many products read them (until their wait), and
 // which thread's ordinary stores wrote them (+ 1, from bit 20 on), when it had fenced so many times
-static u8 filling[MOST_SHARED / 16];
-static u16 reading[MOST_SHARED / 16];
-static u32 writer[MOST_SHARED / 16];
+static u8 filling[MOST_BLOCKS * MOST_SHARED / 16];
+static u16 reading[MOST_BLOCKS * MOST_SHARED / 16];
+static u32 writer[MOST_BLOCKS * MOST_SHARED / 16];
 static u32 fences[MAX_THREADS];
 static void stored(u32 at, u32 bytes) {
-    for (u32 i = at / 16; i <= (at + bytes - 1) / 16; ++i) {
+    const u32 first = place_in(rank_of(*self), at);
+    for (u32 i = first / 16; i <= (first + bytes - 1) / 16; ++i) {
         if (reading[i]) fail("a store to %u, which a product under way reads", at);
         if (filling[i]) fail("a store to %u, which a copy under way fills", at);
         writer[i] = (u32)(self->index + 1) << 20 | (fences[self->index] & 0xfffff);
@@ -38,25 +42,30 @@ static void stored(u32 at, u32 bytes) {
 // ---- barriers
 struct Barrier {
     int phase, missing[2];          // phases complete; arrivals and bytes that the current one lacks
-    int arrivals, owner, since;
+    int arrivals, owner, since, since_cluster;
     bool known, published;
 };
-static Barrier barriers[MOST_SHARED / 8];
-static u32 barrier_places[MOST_SHARED / 8];
+static Barrier barriers[MOST_BLOCKS * MOST_SHARED / 8];
+static u32 barrier_places[MOST_BLOCKS * MOST_SHARED / 8];
 static int barrier_count;
 static u64 barrier_mark(u32 at) { return 0xba441e4000000000ull | at; }      // lies where the barrier does
 
-static Barrier& barrier_at(u32 at, Line line) {
-    const u32 place = at / 8 % (MOST_SHARED / 8);
-    Barrier& b = barriers[place];
-    if (at % 8 || at >= shared_size || !b.known) fail("line %d: no barrier at %u", line.number, at);
+static Barrier& barrier_at(u32 at, int rank, Line line) {
+    if (at % 8 || at >= shared_size || !barriers[place_in(rank, at) / 8].known) fail("line %d: no barrier at %u", line.number, at);
+    Barrier& b = barriers[place_in(rank, at) / 8];
     u64 mark;
-    memcpy(&mark, shared_memory + at, 8);
+    memcpy(&mark, shared_memories + place_in(rank, at), 8);
     if (mark != barrier_mark(at)) fail("line %d: something has overwritten the barrier at %u", line.number, at);
-    if (b.owner != self->index && (!b.published || b.since == block_generation))
+    if (rank != rank_of(*self)) {
+        if (!b.published || b.since_cluster == cluster_generation)
+            fail("line %d: the barrier at %u of another block is used before barrier_init_done and a barrier of the cluster", line.number, at);
+        if (!block_left[rank]) fail("line %d: the block with the barrier at %u has ended", line.number, at);
+    } else if (b.owner != self->index && (!b.published || b.since == block_generation[rank])) {
         fail("line %d: the barrier at %u is used before barrier_init_done and a barrier of the block", line.number, at);
+    }
     return b;
 }
+static Barrier& barrier_at(u32 at, Line line) { return barrier_at(at, rank_of(*self), line); }
 static void complete(Barrier& b) {
     if (b.missing[0] || b.missing[1]) return;
     b.phase++;
@@ -71,31 +80,39 @@ static void expect(Barrier& b, u32 at, int bytes, Line line) {
 }
 
 // ---- copies by tensor map
-struct Transfer { TensorMap map; u32 to, bytes; i64 at[5]; Barrier* bar; };
+struct Transfer { TensorMap map; u32 to, bytes; i64 at[5]; Barrier* bar; int rank; };        // to: in all shared memories
 constexpr int MOST_TRANSFERS = 1024;
 static Transfer transfers[MOST_TRANSFERS];
 static int transfer_count;
 
 static u32 swizzled(u32 address, u32 swizzle) { return address ^ (address >> 7 & (swizzle == 128 ? 7 : swizzle == 64 ? 3 : swizzle == 32 ? 1 : 0)) << 4; }
 
-static void begin_transfer(u32 to, const TensorMap& m, u32 bar, const i64* at, u32 rank, Line line) {
+static void begin_transfer(u32 to, const TensorMap& m, u32 bar, const i64* at, u32 rank, int block, Line line) {
     u32 bytes = m.width;
     for (u32 d = 0; d < m.rank; ++d) bytes *= m.box[d];
     if (rank != m.rank) fail("line %d: %u coordinates for a tensor map of %u dimensions", line.number, rank, m.rank);
     if (to % 128 || bytes > shared_size || to > shared_size - bytes) fail("line %d: a copy of %u bytes to %u: misaligned, or past the end", line.number, bytes, to);
     if (transfer_count == MOST_TRANSFERS) fail("line %d: too many copies under way", line.number);
-    for (u32 c = to / 16; c < (to + bytes) / 16; ++c) {
-        if (filling[c]) fail("line %d: two copies under way to %u", line.number, c * 16);
+    const u32 place = place_in(block, to);
+    for (u32 c = place / 16; c < (place + bytes) / 16; ++c) {
+        if (filling[c]) fail("line %d: two copies under way to %u", line.number, to);
         if (reading[c]) fail("line %d: a copy to %u overwrites what a product under way reads", line.number, to);
         filling[c] = 1;
     }
-    memset(shared_memory + to, 0xff, bytes);                       // NaN until it lands
+    memset(shared_memories + place, 0xff, bytes);                  // NaN until it lands
     Transfer& t = transfers[transfer_count++];
-    t.map = m; t.to = to; t.bytes = bytes; t.bar = &barrier_at(bar, line);
+    t.map = m; t.to = place; t.bytes = bytes; t.bar = &barrier_at(bar, block, line); t.rank = block;
     for (u32 d = 0; d < 5; ++d) t.at[d] = d < rank ? at[d] : 0;
+}
+static void copy(u32 to, const TensorMap& m, u32 bar, const i64* at, u32 rank, Line line) { begin_transfer(to, m, bar, at, rank, rank_of(*self), line); }
+static void copy_to_all(u32 to, const TensorMap& m, u32 bar, u32 blocks, const i64* at, u32 rank, Line line) {
+    if (!blocks || blocks >> cluster) fail("line %d: a copy to blocks %#x of a cluster of %d", line.number, blocks, cluster);
+    for (int b = 0; b < cluster; ++b)
+        if (blocks >> b & 1) begin_transfer(to, m, bar, at, rank, b, line);
 }
 static void land(int n) {
     const Transfer t = transfers[n];
+    if (!block_left[t.rank]) return fail("a copy lands in a block that has ended");
     memmove(transfers + n, transfers + n + 1, (--transfer_count - n) * sizeof *transfers);
     const TensorMap& m = t.map;
     const u32 row = m.box[0] * m.width;
@@ -112,7 +129,7 @@ static void land(int n) {
         }
         const i64 first = t.at[0] < 0 ? -t.at[0] : 0, left = (i64)m.dims[0] - t.at[0], end = left < m.box[0] ? left : m.box[0];
         if (inside && first < end) memcpy(inner + first * m.width, (const u8*)(from + (t.at[0] + first) * m.width), (end - first) * m.width);
-        for (u32 c = 0; c < row; c += 16) memcpy(shared_memory + swizzled(t.to + to + c + SHARED_START, m.swizzle) - SHARED_START, inner + c, 16);
+        for (u32 c = 0; c < row; c += 16) memcpy(shared_memories + swizzled(t.to + to + c + SHARED_START, m.swizzle) - SHARED_START, inner + c, 16);
         for (u32 d = 1; d < m.rank && ++step[d] == m.box[d]; ++d) step[d] = 0;
     }
     for (u32 c = t.to / 16; c < (t.to + t.bytes) / 16; ++c) filling[c] = 0, writer[c] = 0;
@@ -182,11 +199,11 @@ template <class F> static bool each_chunk(u64 matrix, bool turned, int first, in
     }
     return true;
 }
-// Both operands of a warp's product: f(chunk's offset, is it of the right operand, row or column, inner element).
+// Both operands of a warp's product: f(chunk's place in all shared memories, is it of the right operand, row or column, inner element).
 template <class F> static bool each_chunk(const Product& p, int warp, F f) {
-    const int row = warp % 4 * 16;
-    if (!p.registers && !each_chunk(p.matrices[0], p.turned[0], row, row + 16, [&](u32 at, int m, int k) { f(at, false, m - row, k); })) return false;
-    return each_chunk(p.matrices[1], p.turned[1], 0, 4 * p.acc->slots, [&](u32 at, int n, int k) { f(at, true, n, k); });
+    const int row = warp % 4 * 16, rank = warp * WARP / thread_count;
+    if (!p.registers && !each_chunk(p.matrices[0], p.turned[0], row, row + 16, [&](u32 at, int m, int k) { f(place_in(rank, at), false, m - row, k); })) return false;
+    return each_chunk(p.matrices[1], p.turned[1], 0, 4 * p.acc->slots, [&](u32 at, int n, int k) { f(place_in(rank, at), true, n, k); });
 }
 static void count_readers(const Product& p, int warp, int by) {
     each_chunk(p, warp, [&](u32 at, bool, int, int) { reading[at / 16] += by; });
@@ -204,7 +221,7 @@ static void execute(int warp) {
             for (int k = 0; k < 16; ++k) left[r][k] = number(p.left[r][k]);
     each_chunk(p, warp, [&](u32 at, bool is_right, int mn, int k) {
         u16 x[8];
-        memcpy(x, shared_memory + at, 16);
+        memcpy(x, shared_memories + at, 16);
         for (int e = 0; e < 8; ++e) {
             const int i = p.turned[is_right] ? mn + e : mn, j = p.turned[is_right] ? k : k + e;
             (is_right ? right[j][i] : left[i][j]) = number(x[e]);
@@ -335,7 +352,7 @@ static void wait_for_groups(int newest, Line line) {
 
 // ---- named barriers, registers
 struct NamedBarrier { int threads, generation, missing[2]; };
-static NamedBarrier named_barriers[16];
+static NamedBarrier named_barriers[MOST_BLOCKS][16];
 static void named(int id, int count, bool wait, Line line) {
     struct In { int id, count; Line line; } in{id, count, line};
     int generation;
@@ -344,16 +361,17 @@ static void named(int id, int count, bool wait, Line line) {
         for (int l = 0; l < WARP; ++l)
             if (((const In*)i[l])->id != x.id || ((const In*)i[l])->count != x.count) fail("line %d: the lanes of a warp name different barriers", x.line.number);
         if (x.id < 1 || x.id > 15 || x.count % WARP || x.count < WARP || x.count > thread_count) fail("line %d: no barrier %d of %d threads", x.line.number, x.id, x.count);
-        NamedBarrier& b = named_barriers[x.id];
+        NamedBarrier& b = named_barriers[rank_of(*self)][x.id];
         for (int l = 0; l < WARP; ++l) *(int*)o[l] = b.generation;
         if (!b.missing[0]) b.threads = b.missing[0] = x.count;
         if (b.threads != x.count) fail("line %d: barrier %d is of %d threads, not %d", x.line.number, x.id, b.threads, x.count);
         if (!(b.missing[0] -= WARP)) b.generation++;
     }, line);
-    NamedBarrier& b = named_barriers[id];
+    NamedBarrier& b = named_barriers[rank_of(*self)][id];
     if (wait && b.generation == generation) wait_while(b.generation, generation, "the named barrier %u of %u threads: %d to come", line, id, count, b.missing);
 }
-static int registers[MAX_THREADS / WARP], registers_free, registers_given;    // of a thread of each warp; of all warps
+// Of a thread of each warp; of all warps of a block.
+static int registers[MAX_THREADS / WARP], registers_free[MOST_BLOCKS], registers_given[MOST_BLOCKS];
 static void take_registers(int n, bool more, Line line) {
     struct In { int n; bool more; Line line; } in{n, more, line};
     meet(&in, nullptr, [](const void** i, void**) {
@@ -362,14 +380,14 @@ static void take_registers(int n, bool more, Line line) {
         same_in_warpgroup(mixed(3, x.n), x.line);
         if (x.more ? x.n < mine : x.n > mine) fail("line %d: from %d to %d registers is not %s", x.line.number, mine, x.n, x.more ? "more" : "fewer");
         if (x.more) return;
-        registers_free += mine - x.n;
-        registers_given++;
+        registers_free[rank_of(*self)] += mine - x.n;
+        registers_given[rank_of(*self)]++;
         mine = x.n;
     }, line);
-    int& mine = registers[self->index / WARP];
+    int &mine = registers[self->index / WARP], &free = registers_free[rank_of(*self)], &given = registers_given[rank_of(*self)];
     if (!more) return;
-    while (mine != n && registers_free < n - mine) wait_while(registers_given, registers_given, "%u registers", line, n);
-    if (mine != n) { registers_free -= n - mine; mine = n; }
+    while (mine != n && free < n - mine) wait_while(given, given, "%u registers", line, n);
+    if (mine != n) { free -= n - mine; mine = n; }
 }
 
 // ---- beside the threads
@@ -382,7 +400,7 @@ static void begin_block() {
     haste = hastes[order % 4];
     newest = order % 4 == 3;
     if (!block) elected = order % WARP;
-    warp_count = thread_count / WARP;
+    warp_count = thread_count * cluster / WARP;
     if (!queues) queues = (Queue*)calloc(MAX_THREADS / WARP, sizeof(Queue));
     for (int w = 0; w < warp_count; ++w) {
         Queue& q = queues[w];
@@ -394,12 +412,13 @@ static void begin_block() {
     barrier_count = transfer_count = 0;
     memset(action_count, 0, sizeof action_count);
     memset(named_barriers, 0, sizeof named_barriers);
-    memset(filling, 0, shared_size / 16 * sizeof *filling);
-    memset(reading, 0, shared_size / 16 * sizeof *reading);
-    memset(writer, 0, shared_size / 16 * sizeof *writer);
+    const u32 chunks = shared_pitch * cluster / 16;
+    memset(filling, 0, chunks * sizeof *filling);
+    memset(reading, 0, chunks * sizeof *reading);
+    memset(writer, 0, chunks * sizeof *writer);
     const int each = 65536 / thread_count / 8 * 8;
     for (int w = 0; w < warp_count; ++w) registers[w] = each < 256 ? each : 256;
-    registers_free = 0;
+    memset(registers_free, 0, sizeof registers_free);
 }
 static bool chance() { return haste && random_bits() % 16 < haste; }
 static bool work(bool late) {
@@ -463,11 +482,12 @@ DEV u32 shared_address(u32 at) { return at + emulator::SHARED_START; }
 static void barrier_init(u32 at, u32 arrivals, emulator::Line line = emulator::Line::here()) {
     using namespace emulator;
     if (at % 8 || at >= shared_size || at + 8 > shared_size) fail("line %d: a barrier at %u: misaligned, or past the end", line.number, at);
-    Barrier& b = barriers[at / 8];
+    const u32 place = place_in(rank_of(*self), at) / 8;
+    Barrier& b = barriers[place];
     if (b.known) fail("line %d: the barrier at %u is initialised twice", line.number, at);
     if (!arrivals || arrivals >= 1 << 20) fail("line %d: a barrier of %u arrivals", line.number, arrivals);
-    b = {0, {(int)arrivals, 0}, (int)arrivals, self->index, block_generation, true, false};
-    barrier_places[barrier_count++] = at / 8;
+    b = {0, {(int)arrivals, 0}, (int)arrivals, self->index, block_generation[rank_of(*self)], cluster_generation, true, false};
+    barrier_places[barrier_count++] = place;
     const u64 mark = barrier_mark(at);
     memcpy(shared_memory + at, &mark, 8);
 }
@@ -475,7 +495,7 @@ static void barrier_init_done() {
     using namespace emulator;
     for (int i = 0; i < barrier_count; ++i) {
         Barrier& b = barriers[barrier_places[i]];
-        if (b.owner == self->index) b.published = true, b.since = block_generation;
+        if (b.owner == self->index) b.published = true, b.since = block_generation[rank_of(*self)], b.since_cluster = cluster_generation;
     }
 }
 static void barrier_arrive(u32 at, emulator::Line line = emulator::Line::here()) { emulator::expect(emulator::barrier_at(at, line), at, 0, line); }
@@ -502,23 +522,58 @@ static void async_fence() { emulator::fences[emulator::self->index]++; }
 static void prefetch_map(const TensorMap&) {}
 static void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, emulator::Line line = emulator::Line::here()) {
     const i64 at[] = {c0};
-    emulator::begin_transfer(to, m, bar, at, 1, line);
+    emulator::copy(to, m, bar, at, 1, line);
 }
 static void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, int c1, emulator::Line line = emulator::Line::here()) {
     const i64 at[] = {c0, c1};
-    emulator::begin_transfer(to, m, bar, at, 2, line);
+    emulator::copy(to, m, bar, at, 2, line);
 }
 static void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, int c1, int c2, emulator::Line line = emulator::Line::here()) {
     const i64 at[] = {c0, c1, c2};
-    emulator::begin_transfer(to, m, bar, at, 3, line);
+    emulator::copy(to, m, bar, at, 3, line);
 }
 static void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, int c1, int c2, int c3, emulator::Line line = emulator::Line::here()) {
     const i64 at[] = {c0, c1, c2, c3};
-    emulator::begin_transfer(to, m, bar, at, 4, line);
+    emulator::copy(to, m, bar, at, 4, line);
 }
 static void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, int c1, int c2, int c3, int c4, emulator::Line line = emulator::Line::here()) {
     const i64 at[] = {c0, c1, c2, c3, c4};
-    emulator::begin_transfer(to, m, bar, at, 5, line);
+    emulator::copy(to, m, bar, at, 5, line);
+}
+
+// ---- clusters
+DEV int cluster_rank() { return emulator::rank_of(*emulator::self); }
+static void cluster_sync(emulator::Line line = emulator::Line::here()) {
+    using namespace emulator;
+    if (++cluster_arrived < thread_count * cluster) return wait_while(cluster_generation, cluster_generation, "the cluster's barrier", line);
+    cluster_arrived = 0;
+    cluster_generation++;
+    for (int r = 0; r < cluster; ++r) block_generation[r]++;
+}
+static void barrier_arrive_at_if(bool c, u32 at, int rank, emulator::Line line = emulator::Line::here()) {
+    if (!c) return;
+    if (rank < 0 || rank >= emulator::cluster) emulator::fail("line %d: block %d of a cluster of %d", line.number, rank, emulator::cluster);
+    emulator::expect(emulator::barrier_at(at, rank, line), at, 0, line);
+}
+static void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u32 blocks, int c0, emulator::Line line = emulator::Line::here()) {
+    const i64 at[] = {c0};
+    emulator::copy_to_all(to, m, bar, blocks, at, 1, line);
+}
+static void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u32 blocks, int c0, int c1, emulator::Line line = emulator::Line::here()) {
+    const i64 at[] = {c0, c1};
+    emulator::copy_to_all(to, m, bar, blocks, at, 2, line);
+}
+static void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u32 blocks, int c0, int c1, int c2, emulator::Line line = emulator::Line::here()) {
+    const i64 at[] = {c0, c1, c2};
+    emulator::copy_to_all(to, m, bar, blocks, at, 3, line);
+}
+static void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u32 blocks, int c0, int c1, int c2, int c3, emulator::Line line = emulator::Line::here()) {
+    const i64 at[] = {c0, c1, c2, c3};
+    emulator::copy_to_all(to, m, bar, blocks, at, 4, line);
+}
+static void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u32 blocks, int c0, int c1, int c2, int c3, int c4, emulator::Line line = emulator::Line::here()) {
+    const i64 at[] = {c0, c1, c2, c3, c4};
+    emulator::copy_to_all(to, m, bar, blocks, at, 5, line);
 }
 
 // ---- matrix products of a warpgroup

@@ -77,6 +77,42 @@ DEV void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, int c1, int c2, i
                  ::"r"(shared_address(to)), "l"(&m), "r"(shared_address(bar)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
 
+// ---- clusters: blocks that run at the same time and reach each other's shared memory, where each place means the same
+DEV int cluster_rank() {
+    u32 r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return (int)r;
+}
+// Of all threads of the cluster: once before the first of what follows, and once after the last, while all blocks are still there.
+DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// If c, arrive at the barrier of block `rank`, predicated as above.  It gives a place back and publishes nothing: spelled .release.cluster it would be a fence of
+// the whole memory.
+DEV void barrier_arrive_at_if(bool c, u32 at, int rank) {
+    asm volatile("{.reg .pred p; .reg .b32 a; setp.ne.u32 p, %2, 0; @p mapa.shared::cluster.u32 a, %0, %1; @p mbarrier.arrive.shared::cluster.b64 _, [a];}"
+                 ::"r"(shared_address(at)), "r"(rank), "r"((u32)c) : "memory");
+}
+// A box to the same place of every block whose bit is set, and its bytes to the barrier there.
+DEV void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u16 blocks, int c0) {
+    asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4}], [%2], %3;"
+                 ::"r"(shared_address(to)), "l"(&m), "r"(shared_address(bar)), "h"(blocks), "r"(c0) : "memory");
+}
+DEV void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u16 blocks, int c0, int c1) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4,%5}], [%2], %3;"
+                 ::"r"(shared_address(to)), "l"(&m), "r"(shared_address(bar)), "h"(blocks), "r"(c0), "r"(c1) : "memory");
+}
+DEV void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u16 blocks, int c0, int c1, int c2) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4,%5,%6}], [%2], %3;"
+                 ::"r"(shared_address(to)), "l"(&m), "r"(shared_address(bar)), "h"(blocks), "r"(c0), "r"(c1), "r"(c2) : "memory");
+}
+DEV void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u16 blocks, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4,%5,%6,%7}], [%2], %3;"
+                 ::"r"(shared_address(to)), "l"(&m), "r"(shared_address(bar)), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3) : "memory");
+}
+DEV void copy_box_to_all(u32 to, const TensorMap& m, u32 bar, u16 blocks, int c0, int c1, int c2, int c3, int c4) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4,%5,%6,%7,%8}], [%2], %3;"
+                 ::"r"(shared_address(to)), "l"(&m), "r"(shared_address(bar)), "h"(blocks), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
+}
+
 // ---- matrix products of a warpgroup: asynchronous, in order, in groups
 // Before the first product, and whenever ordinary instructions have written registers that a product reads or adds to.
 DEV void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

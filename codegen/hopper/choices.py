@@ -18,6 +18,8 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     chain       the next tile's first products are issued before this tile ends
     order       "dynamic" (a counter in memory), "static" (every n-th tile of n blocks), "folded" (n at a time, to and fro: who had the
                 longest has the shortest next), "grid" (a block a tile)
+    cluster     blocks at neighbouring tiles that copy for one another what all of them read; they take tiles together, and not from
+                a counter
     group       places of the fast grid axes that are worked on together
     pivot       "running", "lazy" (moves only when a weight would exceed 2⁸), "frozen" (after the first tiles; checked at the end)
     sums        of weights that products take rounded: "matrix" (of the rounded ones, as a product with ones) or "registers" (at
@@ -30,6 +32,8 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     if pipe.parts.early:
         out |= {"overlap": pipe.overlap, "turns": pipe.turns, "peek": pipe.peek, "chain": pipe.chain}
     out["order"] = pipe.order
+    if pipe.cluster > 1:
+        out["cluster"] = pipe.cluster
     if pipe.traversal.slow:
         out["group"] = pipe.traversal.group
     if pipe.pivots.candidates:

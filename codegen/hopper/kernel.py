@@ -18,10 +18,10 @@ from ..cuda.schedule import HALVES, Operand, RoundedSum, TilePlan
 from ..cuda.text import C_TYPES, Names, Text, affine
 from ..tile import Carry, Contract, Gather, Loop, Map, Reduce, Stmt, Store, Value, operands
 from .maps import tensor_map
-from .planner import MOST_FAILED, REGISTERS, WORK_SLOTS, Parts, Pipeline
+from .planner import MOST_FAILED, WORK_SLOTS, Parts, Pipeline
 
 # variables that the text below names itself
-_LOCALS = set("group work works coming next exact again failures fresh alone fits edge start at_edge at_start".split())
+_LOCALS = set("rank group work works coming next exact again failures fresh alone fits edge start at_edge at_start".split())
 
 
 class Warpgroups(Fragments):
@@ -56,7 +56,7 @@ class Warpgroups(Fragments):
         body.depth = 1
         self.setup()
         with body.block("if (warp_index() < 4)"):
-            few, many = REGISTERS[pipe.consumers]
+            few, many = pipe.registers
             if few:
                 body(f"fewer_registers<{few}>();")
             with body.block("if (warp_index() == 0 && elect_one())"):
@@ -67,27 +67,36 @@ class Warpgroups(Fragments):
             if few:
                 body(f"more_registers<{many}>();")
             self.consume()
+        if pipe.cluster > 1:
+            body("cluster_sync();  // the others may still copy to this block, and arrive here")
         return self.finished(body)
 
     def finished(self, body: Text) -> Function:
         text = str(body)
         self.parameters = [x for x in self.parameters if x.type == "MAP" or self.used(text, x)]
         f = self.function_text(body, self.pipe.threads, 1, self.pipe.shared)
-        return Function(f.name, f.text, f.parameters, self.pipe.blocks, f.threads, f.shared, f.packed)
+        return Function(f.name, f.text, f.parameters, self.pipe.blocks, f.threads, f.shared, f.packed, self.pipe.cluster)
 
     def used(self, text: str, x: Parameter) -> bool:
         text = re.sub(r"//.*", "", text)
         names = [x.name, *(n for n, line in self.stride_lines.items() if x.name in line)]
         return any(re.search(rf"\b{n}\b", text) for n in names)
 
+    def trips(self, a: str) -> int:
+        """Positions of a grid axis, as works count them."""
+        return self.p.axes[a].trips // (self.pipe.cluster if a == self.pipe.along else 1)
+
     def setup(self) -> None:
         t, pipe = self.t, self.pipe
         warps = 4 * pipe.consumers
+        if pipe.cluster > 1:
+            t("const int rank = cluster_rank();")
         with t.block("if (warp_index() == 0 && elect_one())"):
             for name in self.map_names.values():
                 t(f"prefetch_map({name});")
             for vid, plan in self.led():
                 n, readers = (plan.stages * pipe.consumers, 4) if vid in pipe.parted else (plan.stages, warps)
+                readers *= pipe.cluster if pipe.common(vid) else 1
                 loop = f"for (int n = 0; n < {n}; ++n) " if n > 1 else ""
                 step = " + 8 * n" if n > 1 else ""
                 t(f"{loop}{{ barrier_init({pipe.full[vid]}{step}, 1); barrier_init({pipe.empty[vid]}{step}, {readers}); }}")
@@ -103,15 +112,15 @@ class Warpgroups(Fragments):
             t("next_kernel_may_start();")
         if self.sequence[0]:
             t("previous_kernel_wait();")
-        t("block_sync();")
+        t("cluster_sync();" if pipe.cluster > 1 else "block_sync();")
 
     # ---- the producer
     def produce(self) -> None:
         t, pipe = self.t, self.pipe
-        total = pipe.tiles
+        total = pipe.works
         rings = self.rings(self.s.tiles)
         t(f"Ring<{WORK_SLOTS}> works;")
-        t("int work = (int)block_index();")
+        t(f"int work = (int)block_index(){f' / {pipe.cluster}' if pipe.cluster > 1 else ''};")
         if pipe.frozen:
             t("int again = -1, failures = 0;  // the next of the tiles that failed, of how many")
         with t.block("for (;;)"):
@@ -165,8 +174,8 @@ class Warpgroups(Fragments):
             t("work = next;")
 
     def following(self) -> str:
-        """The number of the tile that this block takes after tile `work`."""
-        n, total = self.pipe.blocks, self.pipe.tiles
+        """The number of the work that this block takes after `work`."""
+        n, total = self.pipe.workers, self.pipe.works
         if self.pipe.dynamic:
             return f"(int)(fetch_add({self.counter}, 1) + {n})"
         if n >= total:
@@ -178,7 +187,7 @@ class Warpgroups(Fragments):
     def reset_counter(self) -> None:
         """By the last block that asks no more; beside the consumers' last tile, for it takes as long as a trip to memory."""
         if self.pipe.dynamic:
-            with self.t.block(f"if (fetch_add({self.counter} + 1, 1) == {self.pipe.blocks - 1})"):
+            with self.t.block(f"if (fetch_add({self.counter} + 1, 1) == {self.pipe.workers - 1})"):
                 self.t(f"{self.counter}[0] = {self.counter}[1] = 0;")
 
     def announce(self, what: str) -> None:
@@ -229,7 +238,7 @@ class Warpgroups(Fragments):
         pipe, leader = self.pipe, self.pipe.leader[together[0]]
         barrier = f"8 * {self.place(leader, ring, str(part))}"
         self.t(f"barrier_wait({pipe.empty[leader]} + {barrier}, {ring}.parity() ^ 1);")
-        self.t(f"barrier_expect({pipe.full[leader]} + {barrier}, {sum(pipe.boxes[v].bytes for v in together)});")
+        self.t(f"barrier_expect({pipe.full[leader]} + {barrier}, {sum(map(pipe.arriving, together))});")
 
     def ring(self, vid: int, suffix: str = "") -> str:
         """Declares a cursor over a tile's stages."""
@@ -251,10 +260,21 @@ class Warpgroups(Fragments):
         where = [affine(ix.plus(Affine(shift if parted in ix.axes else 0)), position) for ix in box.coordinates]
         size = plan.bytes // parts
         into = str(plan.offset + part * size) + (f" + {ring}.slot() * {self.stage_bytes(plan)}" if plan.stages > 1 else "")
-        for n in range(box.panels):
+        panels, copy, whom = box.panels, "copy_box", ""
+        if (by := pipe.spread.get(vid)) is not None:  # this block's part, for all of the cluster
+            copy, whom = "copy_box_to_all", f"{2**pipe.cluster - 1}, "
+            if by:
+                rows = self.tile[by] // pipe.cluster
+                where = [f"{x} + rank * {rows}" if by in ix.axes else x for x, ix in zip(where, box.coordinates)]
+                into += f" + rank * {plan.rows // pipe.cluster * 128}"
+            else:
+                panels //= pipe.cluster
+                where[0] += f" + rank * {panels * 64}"
+                into += f" + rank * {panels * plan.rows * 128}"
+        for n in range(panels):
             first = where[0] if n == 0 else str(64 * n) if where[0] == "0" else f"{where[0]} + {64 * n}"
             place = into if n == 0 else f"{into} + {n * plan.rows // parts * 128}"
-            t(f"copy_box({place}, {self.map_names[vid]}, {full} + {barrier}, {', '.join([first, *where[1:]])});")
+            t(f"{copy}({place}, {self.map_names[vid]}, {full} + {barrier}, {whom}{', '.join([first, *where[1:]])});")
 
     @staticmethod
     def stage_bytes(plan: TilePlan) -> int:
@@ -268,13 +288,15 @@ class Warpgroups(Fragments):
         for a, x in self.p.axes.items():
             if x.role == "whole":
                 self.start[a] = "0"
-        trips = {a: self.p.axes[a].trips for a in self.p.grid}
-        slow, fast = (math.prod(trips[a] for a, _ in axes) for axes in (order.slow, order.fast))
+        slow, fast = (math.prod(self.trips(a) for a, _ in axes) for axes in (order.slow, order.fast))
         group = min(order.group, fast)
+        if any(a == self.pipe.along for a, _ in order.fast):
+            group = max(1, group // self.pipe.cluster)
         if slow > 1 and fast > 1 and group < fast:
             new = self.names.new
             g, rest, some, at_slow, at_fast = new("group"), new("place"), new("size"), new("slow"), new("fast")
-            t(f"// {group} places of {', '.join(a for a, _ in order.fast)} at a time")
+            pairs = f" × {self.pipe.cluster}" if any(a == self.pipe.along for a, _ in order.fast) else ""
+            t(f"// {group}{pairs} places of {', '.join(a for a, _ in order.fast)} at a time")
             t(f"const int {g} = {work} / {group * slow}, {rest} = {work} % {group * slow};")
             if fast % group:
                 t(f"const int {some} = {g} == {fast // group} ? {fast % group} : {group};")
@@ -290,15 +312,17 @@ class Warpgroups(Fragments):
         """Declares the first position of each axis from their joint number; the last one varies fastest."""
         step = 1
         for n, (a, reverse) in reversed(list(enumerate(axes))):
-            x, name = self.p.axes[a], self.axis_name[a]
+            x, name, trips = self.p.axes[a], self.axis_name[a], self.trips(a)
             part = f"{at} / {step}" if step > 1 else at
-            part = f"{part} % {x.trips}" if n else part
-            part = f"{x.trips - 1} - {part if part == at else f'({part})'}" if reverse else part
+            part = f"{part} % {trips}" if n else part
+            part = f"{trips - 1} - {part if part == at else f'({part})'}" if reverse else part
             part = part if part.isidentifier() else f"({part})"
+            if trips < x.trips:
+                part = f"({part} * {self.pipe.cluster} + rank)"
             note = "  // the longest first" if reverse else ""
             self.start[a] = name if x.tile == 1 else self.first_of(name)
             self.t(f"const {self.width[a]} {self.start[a]} = {part if x.tile == 1 else f'{part} * {x.tile}'};{note}")
-            step *= x.trips
+            step *= trips
 
     def range_names(self) -> tuple[str, str]:
         name = self.axis_name[self.pipe.loop.axis]
@@ -415,7 +439,11 @@ class Warpgroups(Fragments):
         self.t(f"barrier_wait({self.pipe.full[vid]} + 8 * {self.place(vid, ring)}, {ring}.parity());")
 
     def release(self, vid: int, ring: str) -> None:
-        self.t(f"barrier_arrive_if(lane == 0, {self.pipe.empty[vid]} + 8 * {self.place(vid, ring)});")
+        barrier = f"{self.pipe.empty[vid]} + 8 * {self.place(vid, ring)}"
+        if self.pipe.common(vid):
+            self.t(f"barrier_arrive_at_if(lane < {self.pipe.cluster}, {barrier}, lane);  // in each block of the cluster")
+        else:
+            self.t(f"barrier_arrive_if(lane == 0, {barrier});")
 
     def place(self, vid: int, ring: str, part: str = "group") -> str:
         """Which of a tile's barriers."""

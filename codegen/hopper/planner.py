@@ -92,6 +92,9 @@ class Pipeline:
     traversal: Traversal
     parted: dict[int, str] = field(default_factory=dict)  # tiles of which each warpgroup has a part of its own, by this axis
     leader: dict[int, int] = field(default_factory=dict)  # tile → the one whose barriers and ring it shares
+    cluster: int = 1  # blocks that work on neighbouring tiles at the same time
+    along: str = ""  # the grid axis on which they are neighbours
+    spread: dict[int, str] = field(default_factory=dict)  # tiles that all need: each copies a part by this axis ("": panels)
     turns: bool = False  # warpgroups take turns in issuing products
     peek: bool = False  # all elementwise work of an iteration, and the wait for the next tiles, go beside late products
     frozen: Parts | None = None  # of an iteration with pivots that stay
@@ -111,6 +114,31 @@ class Pipeline:
     @property
     def dynamic(self) -> bool:
         return self.order == "dynamic"
+
+    @property
+    def works(self) -> int:
+        """Tiles of work; those that a cluster's blocks work on at the same time count as one."""
+        return self.tiles // self.cluster
+
+    @property
+    def workers(self) -> int:
+        """Clusters (blocks, where there are none) that take one work after the other."""
+        return self.blocks // self.cluster
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread: producer, consumers.  The producer has more where these do not need them."""
+        few, many = REGISTERS[self.consumers]
+        spare = self.consumers == 2 and self.schedule.registers <= many - 60
+        return (few + 16, many - 8) if spare else (few, many)
+
+    def common(self, vid: int) -> bool:
+        """Does the cluster fill and release this tile's barriers together?"""
+        return any(self.leader[v] == self.leader[vid] for v in self.spread)
+
+    def arriving(self, vid: int) -> int:
+        """Bytes of a tile (of one that is parted, of a part) for one block."""
+        return self.boxes[vid].bytes * (self.cluster if self.spread.get(vid) else 1)
 
 
 def plan(p: TileProgram, arch: Arch, precision: Precision) -> Pipeline:
@@ -211,14 +239,10 @@ class WarpgroupPlanner(Planner):
             if x.where == "tile"
         } - {x.value.id for s in parts.late for x in (o.contracts[s.out.id].left, o.contracts[s.out.id].right)}
         fixed_early = all(v in early_only and not o.instances.get(v) for v, t in o.tiles.items() if t.loop is None)
-        blocks = 1
-        for a in self.p.grid:
-            blocks *= self.p.axes[a].trips
+        tiles = math.prod(self.p.axes[a].trips for a in self.p.grid)
         order = str(self.p.choices.get("order", "dynamic"))
         if order not in ORDERS:
             raise Unsupported(f"order {order}, not one of {', '.join(ORDERS)}")
-        if order in ("dynamic", "folded") and blocks <= self.arch.multiprocessors:
-            order = "static"  # a tile to a block: nothing to ask for
         at = -(-at // 16) * 16
         carries = {s.out.id: next(c for c in self.loop.carries if c.next == s.out) for s in parts.late}
         pipe = Pipeline(
@@ -231,8 +255,8 @@ class WarpgroupPlanner(Planner):
             overlap,
             bool(self.p.choices.get("chain", True)) and overlap and fixed_early and order != "grid",
             order,
-            blocks,
-            blocks if order == "grid" else min(blocks, self.arch.multiprocessors),
+            tiles,
+            tiles,
             *self.pivot_choice(overlap and order != "grid"),
             self.traversal(),
         )
@@ -249,6 +273,10 @@ class WarpgroupPlanner(Planner):
             boxes[vid] = replace(whole, box=part)
         pipe.turns = bool(self.p.choices.get("turns", True)) and overlap and self.consumers > 1
         pipe.peek = bool(self.p.choices.get("peek", False)) and overlap
+        if order != "grid":
+            if pipe.pivot != "frozen":  # a tile that is computed again would be so in one block only
+                self.join_blocks(pipe)
+            self.share_out(pipe)
         pipe.leader = self.leaders(parts, set(pipe.parted))
         for vid, t in o.tiles.items():
             if pipe.leader[vid] != vid:
@@ -312,6 +340,46 @@ class WarpgroupPlanner(Planner):
                 if self.size(t.outer) == ROWS * self.consumers and not self.out.instances.get(vid):
                     out[vid] = first
         return out
+
+    def join_blocks(self, pipe: Pipeline) -> None:
+        """Blocks of a cluster share what the loop reads for all of them: along the axis where that is most."""
+        n = self.p.choices.get("cluster", 1)
+        if not isinstance(n, int) or n < 2 or not self.arch.clusters_of(n):
+            return
+        ways: list[tuple[int, str, dict[int, str]]] = []
+        for a in self.p.grid:
+            bounds = [c for c in self.loop.constraints if a in dict(c.terms)]  # then their loops would differ
+            if self.p.axes[a].trips % n or bounds:
+                continue
+            found = {v: by for v, t in self.out.tiles.items() if (by := self.divided(v, t, pipe, a, n)) is not None}
+            ways.append((sum(self.out.tiles[v].bytes for v in found), a, found))
+        saved, along, spread = max(ways, key=lambda w: w[0], default=(0, "", {}))
+        if not saved:
+            return
+        pipe.cluster, pipe.along, pipe.spread = n, along, spread
+        for vid, by in spread.items():
+            whole = pipe.boxes[vid]
+            part = tuple(m // n if by and by in ix.axes else m for m, ix in zip(whole.box, whole.coordinates))
+            pipe.boxes[vid] = replace(whole, box=part)
+
+    def share_out(self, pipe: Pipeline) -> None:
+        """As many blocks as run at the same time, and in which order they take tiles."""
+        pipe.blocks = min(pipe.works, self.arch.clusters_of(pipe.cluster)) * pipe.cluster
+        if pipe.workers == pipe.works:
+            pipe.order = "static"  # nothing to ask for
+        elif pipe.cluster > 1 and pipe.dynamic:  # the blocks of a cluster would each get a number of their own
+            uneven = any(a in c.axes for c in self.loop.constraints for a in self.p.grid)
+            pipe.order = "folded" if uneven else "static"
+
+    def divided(self, vid: int, t: TilePlan, pipe: Pipeline, along: str, n: int) -> str | None:
+        """By which axis n blocks that are neighbours along another one copy a part each ("": panels); None if they cannot."""
+        if t.loop is None or vid in pipe.parted or any(along in ix.axes for ix in t.load.index):
+            return None
+        if pipe.boxes[vid].panels % n == 0:
+            return ""
+        first = next((a for a in t.outer if self.tile[a] > 1), None)
+        whole = self.size(t.outer) == t.rows and t.rows % (8 * n) == 0  # groups of eight rows
+        return first if first is not None and whole and self.tile[first] % n == 0 else None
 
     def traversal(self) -> Traversal:
         """Tiles with the longest loops first; as many positions of the other axes at a time as the cache holds what their loops read.
