@@ -49,7 +49,7 @@ from eqsat_neptune.programs import CASES, Arg, Case
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}  # small: of the largest element
 LIMIT = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-3}  # full: relative error in the 2-norm
-PEERS = ("cudnn", "flash", "fa3", "flex", "torch", "compile", "library", "copy")
+PEERS = ("cudnn", "flash", "fa3", "flex", "torch", "cublas", "cublaslt", "compile", "library", "copy")
 STEP = 60.0  # seconds that a kernel or peer may take before it is given up
 ROUNDS = 3  # of turns
 

@@ -100,7 +100,7 @@ def _operators() -> dict[str, Operator]:
         return Case(name, "B", fn, lambda n: (Arg((n, n)),) * 2, {"n": 37}, {"n": 4096})
 
     for case in (product("matmul", lambda x, w: x @ w), product("matmul_nk", lambda x, w: x @ w.mT)):
-        add(case, ("n",), [(4096,), (8192,)], "torch", lambda x, w: 2 * x[0] * x[1] * w[0], rows=(0,))
+        add(case, ("n",), [(4096,), (8192,)], "torch cublas cublaslt", lambda x, w: 2 * x[0] * x[1] * w[0], rows=(0,))
     linear = "torch compile"
     add(CASES["rmsnorm_linear"], ("b",), [(1,), (8,), (16,)], linear, rows=(0,))
     add(CASES["gated_mlp"], ("n",), [(1,), (8,), (16,), (64,), (128,)], linear, rows=(0,), quick=((8,),))

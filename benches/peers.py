@@ -121,6 +121,8 @@ def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -
     if name.startswith(("prefill", "decode")):
         call = attention_peer(kind, Attention.of(name), *args)
         return (call, "") if call else None
+    if kind in ("cublas", "cublaslt"):
+        return vendor_product(kind, *args, turned=name == "matmul_nk"), "torch.matmul into an output that is there"
     if kind == "flex":
         return sink_by_flex(*args), ""
     if kind == "library" and name == "attention_dq":
@@ -132,6 +134,22 @@ def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -
         return compiled(library_programs()[name], args, 0)
     fn = torch_programs()[name]
     return compiled(fn, args, budget) if kind == "compile" else ((lambda: fn(*args)), "")
+
+
+def vendor_product(kind: str, x: Any, w: Any, turned: bool) -> Callable[[], Any]:
+    """The vendor's matrix product by one of its two interfaces, which choose kernels by rules of their own."""
+    import torch
+
+    right = w.mT if turned else w
+    out = torch.empty(x.shape[0], right.shape[1], dtype=x.dtype, device=x.device)
+    if not x.is_cuda:
+        return lambda: torch.matmul(x, right, out=out)
+
+    def product() -> Any:
+        torch.backends.cuda.preferred_blas_library(kind)
+        return torch.matmul(x, right, out=out)
+
+    return product
 
 
 def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any = None) -> Callable[[], Any] | None:
