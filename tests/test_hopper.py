@@ -155,6 +155,25 @@ def test_matrix_product_in_clusters(size: tuple[int, int, int], tiles: tuple[int
 
 
 @needs_compiler
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize(("size", "columns"), [((1000, 256, 328), 128), ((512, 192, 72), 64), ((384, 512, 40), 256)])
+def test_results_that_are_stored_beside_the_next_tile(size: tuple[int, int, int], columns: int, cluster: int) -> None:
+    """Several tiles to a block; loops longer and shorter than the parts that results are stored in; a map before the store."""
+    m, n, k = size
+    p = en.trace(
+        lambda x, w, b: en.xp.silu(x @ w.mT + b),
+        en.TensorSpec((m, k), "bfloat16"),
+        en.TensorSpec((n, k), "bfloat16"),
+        en.TensorSpec((n,), "bfloat16"),
+    )
+    tiles = {"a0": 128, "a1": 64, "a2": columns}
+    plan = planned(p, tiles, warpgroups=2, stages=2, cluster=cluster, hold=True)
+    text = emit([lower(x, plan.buffers) for x in plan.kernels], plan.buffers, hopper_emulator_arch()).text.split("KERNEL(")[-1]
+    assert f".store<0, {min(4, columns // 32)}>" in text and ("cluster_sync" in text) == (cluster > 1)
+    check(p, plan, draw(p))
+
+
+@needs_compiler
 def test_streams_in_clusters() -> None:
     """Two blocks with rows of their own read the same keys and values."""
     p = attention("prefill_global", *[(1, 2, 500, 64)] * 3)

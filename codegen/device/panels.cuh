@@ -128,3 +128,30 @@ template <typename T, int CS, class Row> DEV void store_rows(const float (&x)[2]
         }
     }
 }
+// The same in two steps: rounded now, so that products can have the registers, and stored later, in PARTS parts.
+template <typename T, int CS> struct HeldRows {
+    static_assert(CS % 8 == 0, "groups of 32 columns");
+    u32 words[2][CS / 2];
+    T* rows[2];
+    template <class Row> MEMBER void take(const float (&x)[2][CS], Row row) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int j = 0; j < CS / 2; ++j) words[i][j] = pack(T{}, x[i][2 * j], x[i][2 * j + 1]);
+            rows[i] = row(i);
+        }
+        pin(words);
+    }
+    template <int PART, int PARTS> MEMBER void store() {
+        constexpr int GROUPS = CS / 8 / PARTS;
+        static_assert(GROUPS * PARTS * 8 == CS, "whole groups");
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int g = PART * GROUPS; g < (PART + 1) * GROUPS; ++g) {
+                u32 w[4] = {words[i][4 * g], words[i][4 * g + 1], words[i][4 * g + 2], words[i][4 * g + 3]};
+                transpose_quad(w);
+                store_words_if(rows[i] != nullptr, rows[i] + 32 * g + lane_index() % 4 * 8, w);
+            }
+    }
+};

@@ -21,7 +21,9 @@ from .maps import tensor_map
 from .planner import MOST_FAILED, WORK_SLOTS, Parts, Pipeline
 
 # variables that the text below names itself
-_LOCALS = set("rank group work works coming next exact again failures fresh alone fits edge start at_edge at_start".split())
+_LOCALS = set(
+    "rank group work works coming next exact again failures fresh alone pending fits edge start at_edge at_start".split()
+)
 
 
 class Warpgroups(Fragments):
@@ -35,6 +37,8 @@ class Warpgroups(Fragments):
         self.printed: set[int] = set()  # values made so far in this iteration
         self.reads: dict[int, set[int]] = {}  # value → values that the iteration makes of it
         self.in_place: dict[int, str] = {}  # value → the variable that it overwrites
+        self.held: list[tuple[str, int]] = []  # results that wait to be stored: the variable, and in how many parts
+        self.before_loop = 0  # line of the text
 
     # ---- the function
     def run(self) -> Function:
@@ -414,12 +418,38 @@ class Warpgroups(Fragments):
                 self.check(states)
             self.statements(self.p.body[n + 1 :])
             self.flush()
+            self.store_held_first()
             self.env = before
             if pipe.overlap:
                 if not pipe.chain:
                     t(f"if (coming >= 0) {self.issue_early_name}(Yes{{}});")
                 t("products_wait<0>();")
             t("work = coming;")
+        if self.held:
+            with t.block("if (pending)"):
+                for part in range(max(n for _, n in self.held)):
+                    self.store_held(part)
+
+    def store_held_first(self) -> None:
+        """Puts in front of the loop, which is printed already: some iterations that store what the tile before has left."""
+        if not self.held:
+            return
+        self.declare("bool pending = false;  // results that are still to be stored")
+        self.t("pending = true;")
+        t, self.t = self.t, Text()
+        self.t.depth = t.depth
+        with self.t.block("if (pending)"):
+            for part in range(max(n for _, n in self.held)):
+                self.t(self.one_step)
+                self.store_held(part)
+            self.t("pending = false;")
+        t.out[self.before_loop : self.before_loop] = self.t.out
+        self.t = t
+
+    def store_held(self, part: int) -> None:
+        for name, parts in self.held:
+            if part < parts:
+                self.t(f"{name}.store<{part}, {parts}>();")
 
     def check(self, states: Mapping[int, str]) -> None:
         """Did frozen pivots leave everything in range?  Sums above 10³⁷ have no reciprocal."""
@@ -600,6 +630,7 @@ class Warpgroups(Fragments):
             self.early_done(f"{tile} == {first}")
             t(f"{absorb}({'Yes' if state.edges else 'No'}{{}}, Yes{{}});")
             t(f"--{tile};")
+        self.before_loop, self.one_step = len(t.out), f"if ({tile} >= {first}) {step}(No{{}});"
         low = any(dict(c.terms).get(a, 0) > 0 for c in (*loop.constraints, *state.limits))
         until = f"at_least({state.full[0]}, {first})" if low else first
         if state.edges:
@@ -631,12 +662,12 @@ class Warpgroups(Fragments):
         """The last iteration's late products, beside the first early ones of the next tile."""
         t, pipe = self.t, self.pipe
         if not pipe.overlap:
+            t(f"const int coming = {next_work}();")
             t("products_wait<0>();")
             if not pipe.parts.early:
                 self.release_done()
                 self.pin_sums(states)
             self.release_fixed()
-            t(f"const int coming = {next_work}();")
             return
         for _, ring in self.fixed_early():
             t(f"{ring}.advance();")
@@ -824,7 +855,15 @@ class Warpgroups(Fragments):
         self.comment(s)
         ctype = C_TYPES[b.dtype]
         rows = Layout(frame.row, None)
-        with self.t.block(f"store_rows<{ctype}>({self.get(v, frame)}, [&](int i) INLINE_LAMBDA -> {ctype}*", "});"):
+        source = self.get(v, frame)
+        head = f"store_rows<{ctype}>({source}"
+        if self.pipe.hold:
+            assert frame.column is not None
+            name = self.names.new(f"{self.pointer[s.buffer]}_held")
+            self.declare(f"HeldRows<{ctype}, {frame.column.slots}> {name};")
+            self.held.append((name, math.gcd(frame.column.slots // 8, 4)))
+            head = f"{name}.take({source}"
+        with self.t.block(f"{head}, [&](int i) INLINE_LAMBDA -> {ctype}*", "});"):
             f = Frame(self, rows)
             exists = list(dict.fromkeys(self.exists(f, {a for ix in s.index for a in ix.axes}, rows)))
             place = f"{self.pointer[s.buffer]} + ({self.offset(f, s.buffer, s.index)})"

@@ -95,6 +95,7 @@ class Pipeline:
     cluster: int = 1  # blocks that work on neighbouring tiles at the same time
     along: str = ""  # the grid axis on which they are neighbours
     spread: dict[int, str] = field(default_factory=dict)  # tiles that all need: each copies a part by this axis ("": panels)
+    hold: bool = False  # results are rounded at the end of a tile of work, and stored beside the next one's first products
     turns: bool = False  # warpgroups take turns in issuing products
     peek: bool = False  # all elementwise work of an iteration, and the wait for the next tiles, go beside late products
     frozen: Parts | None = None  # of an iteration with pivots that stay
@@ -129,7 +130,7 @@ class Pipeline:
     def registers(self) -> tuple[int, int]:
         """Of a thread: producer, consumers.  The producer has more where these do not need them."""
         few, many = REGISTERS[self.consumers]
-        spare = self.consumers == 2 and self.schedule.registers <= many - 60
+        spare = self.consumers == 2 and self.schedule.registers <= many - (8 if self.cluster > 1 else 60)
         return (few + 16, many - 8) if spare else (few, many)
 
     def common(self, vid: int) -> bool:
@@ -291,6 +292,10 @@ class WarpgroupPlanner(Planner):
         limit = REGISTERS[self.consumers][1]
         if o.registers > limit - 24:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
+        held = sum(o.store_frames[id(s)].slots // 2 + 4 for s in self.p.body if isinstance(s, Store))
+        pipe.hold = bool(self.p.choices.get("hold", False)) and pipe.workers < pipe.works and not parts.early
+        pipe.hold = pipe.hold and o.registers + held <= limit - 8
+        o.registers += held if pipe.hold else 0
         o.min_blocks = 1
         self.out_pipeline = pipe
 
