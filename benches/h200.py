@@ -126,7 +126,9 @@ def parse_variant(text: str) -> tuple[str, list[tuple[str, str, Any]]]:
 
 
 def varied(kernel: Any, changes: list[tuple[str, str, Any]]) -> Any:
-    """The kernel with other schedule choices or tiles, priced again."""
+    """The kernel with other schedule choices or tiles, priced again; its plan says what the schedule came to."""
+    from eqsat_neptune.codegen.cuda.arch import cuda_arch
+    from eqsat_neptune.codegen.cuda.emit import warpgroup_choices
     from eqsat_neptune.codegen.lower import lower
     from eqsat_neptune.cost_models import model_for
     from eqsat_neptune.cost_models.base import Sizes
@@ -141,6 +143,9 @@ def varied(kernel: Any, changes: list[tuple[str, str, Any]]) -> Any:
         axes = {a: replace(x, tile=min(tiles.get(a, x.tile), x.extent)) for a, x in k.axes.items()}
         k = replace(k, axes=axes, choices={**k.choices, **{c: v for c, v in mine if c[0] != "/"}})
         program = lower(k, plan.buffers, plan.compute_dtype)
+        if k.choices.get("warpgroups"):
+            found = warpgroup_choices(program, plan.buffers, cuda_arch(str(kernel.target).partition(":")[2]))
+            k = replace(k, choices=found or k.choices)
         tile, extent = ({a: np.array([float(getattr(x, f))]) for a, x in axes.items()} for f in ("tile", "extent"))
         price = model.cost(program, Sizes(tile, extent), detail=True)
         if math.isfinite(seconds := float(price.seconds[0])):

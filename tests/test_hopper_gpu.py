@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,28 @@ def test_what_is_not_finite_shows_where_it_counts(torch: Any, kernel: en.Kernel,
     out = kernel(q, k, v)
     assert torch.isfinite(out[0, :2]).all() and torch.isfinite(out[0, 3:]).all() and torch.isfinite(out[0, 2, :384]).all()
     assert not torch.isfinite(out[0, 2, 500:]).any()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("choices", [{}, {"cluster": 2}, {"cluster": 4}, {"hold": True}, {"cluster": 2, "hold": True}])
+def test_schedules_of_a_product(torch: Any, choices: dict[str, object], turned: bool) -> None:
+    """More tiles than multiprocessors, the last ones ragged."""
+    m, n, k = 4000, 3584, 520
+    shapes = (m, k), (n, k) if turned else (k, n)
+    program = en.trace(lambda x, w: x @ (w.mT if turned else w), *(en.TensorSpec(s, "bfloat16") for s in shapes))
+    old = en.optimize(program, "cuda:sm_90a")._record
+    (first,) = old.plan.kernels
+    given = {"warpgroups": 2, "stages": 4, **choices}
+    axes = {a: replace(x, tile={m: 128, n: 256, k: 64}[x.extent]) for a, x in first.axes.items()}
+    plan = replace(old.plan, kernels=(replace(first, axes=axes, choices=given),))
+    kernel = en.Kernel(replace(old, plan=plan))
+    assert ("cluster_sync()" in kernel.source.split("KERNEL(")[-1]) == ("cluster" in choices)
+    x, w = (draw(torch, *s) for s in shapes)
+    want = x.double() @ (w.double().mT if turned else w.double())
+    first_result = kernel(x, w)
+    assert error(first_result, want) < 3e-3
+    for _ in range(20):
+        assert torch.equal(kernel(x, w), first_result)
 
 
 def test_near_ties_are_measured(torch: Any) -> None:

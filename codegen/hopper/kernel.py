@@ -293,14 +293,12 @@ class Warpgroups(Fragments):
             if x.role == "whole":
                 self.start[a] = "0"
         slow, fast = (math.prod(self.trips(a) for a, _ in axes) for axes in (order.slow, order.fast))
-        group = min(order.group, fast)
-        if any(a == self.pipe.along for a, _ in order.fast):
-            group = max(1, group // self.pipe.cluster)
+        together = self.pipe.cluster if any(a == self.pipe.along for a, _ in order.fast) else 1
+        group = min(max(1, order.group // together), fast)
         if slow > 1 and fast > 1 and group < fast:
             new = self.names.new
             g, rest, some, at_slow, at_fast = new("group"), new("place"), new("size"), new("slow"), new("fast")
-            pairs = f" × {self.pipe.cluster}" if any(a == self.pipe.along for a, _ in order.fast) else ""
-            t(f"// {group}{pairs} places of {', '.join(a for a, _ in order.fast)} at a time")
+            t(f"// {group * together} places of {', '.join(a for a, _ in order.fast)} at a time")
             t(f"const int {g} = {work} / {group * slow}, {rest} = {work} % {group * slow};")
             if fast % group:
                 t(f"const int {some} = {g} == {fast // group} ? {fast % group} : {group};")
