@@ -174,6 +174,27 @@ def test_results_that_are_stored_beside_the_next_tile(size: tuple[int, int, int]
 
 
 @needs_compiler
+def test_two_products_and_two_results() -> None:
+    """In pairs of blocks that share the right operands of both; each result is held."""
+
+    def f(x, w1, w2):  # type: ignore[no-untyped-def]
+        a = x @ w1
+        return en.xp.silu(a) * (x @ w2), a
+
+    specs = [en.TensorSpec(s, "bfloat16") for s in ((500, 136), (136, 192), (136, 192))]
+    p = en.trace(f, *specs)
+    plan = planned(p, {"a0": 128, "a1": 64, "a2": 64}, warpgroups=2, stages=2, cluster=2, hold=True)
+    assert len(plan.kernels) == 1
+    programs = [lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels]
+    text = emit(programs, plan.buffers, hopper_emulator_arch()).text.split("KERNEL(")[-1]
+    assert text.count("copy_box_to_all") == 2 and text.count(".take(") == 2
+    arrays = draw(p)
+    for outs in run(programs, plan.buffers, arrays, hopper_emulator_arch(), (0, 1, 2)):
+        for name, want in zip(("out0", "out1"), en.evaluate(p, *arrays.values())):
+            assert error(np.asarray(outs[name]).astype(np.float64), want) < 3e-3
+
+
+@needs_compiler
 def test_streams_in_clusters() -> None:
     """Two blocks with rows of their own read the same keys and values."""
     p = attention("prefill_global", *[(1, 2, 500, 64)] * 3)
