@@ -37,7 +37,7 @@ class Warpgroups(Fragments):
         self.printed: set[int] = set()  # values made so far in this iteration
         self.reads: dict[int, set[int]] = {}  # value → values that the iteration makes of it
         self.in_place: dict[int, str] = {}  # value → the variable that it overwrites
-        self.held: list[tuple[str, int]] = []  # results that wait to be stored: the variable, and in how many parts
+        self.waiting: list[tuple[str, int]] = []  # results that wait to be stored: the variable, and in how many parts
         self.before_loop = 0  # line of the text
 
     # ---- the function
@@ -423,21 +423,21 @@ class Warpgroups(Fragments):
                     t(f"if (coming >= 0) {self.issue_early_name}(Yes{{}});")
                 t("products_wait<0>();")
             t("work = coming;")
-        if self.held:
+        if self.waiting:
             with t.block("if (pending)"):
-                for part in range(max(n for _, n in self.held)):
+                for part in range(max(n for _, n in self.waiting)):
                     self.store_held(part)
 
     def store_held_first(self) -> None:
         """Puts in front of the loop, which is printed already: some iterations that store what the tile before has left."""
-        if not self.held:
+        if not self.waiting:
             return
         self.declare("bool pending = false;  // results that are still to be stored")
         self.t("pending = true;")
         t, self.t = self.t, Text()
         self.t.depth = t.depth
         with self.t.block("if (pending)"):
-            for part in range(max(n for _, n in self.held)):
+            for part in range(max(n for _, n in self.waiting)):
                 self.t(self.one_step)
                 self.store_held(part)
             self.t("pending = false;")
@@ -445,7 +445,7 @@ class Warpgroups(Fragments):
         self.t = t
 
     def store_held(self, part: int) -> None:
-        for name, parts in self.held:
+        for name, parts in self.waiting:
             if part < parts:
                 self.t(f"{name}.store<{part}, {parts}>();")
 
@@ -859,7 +859,7 @@ class Warpgroups(Fragments):
             assert frame.column is not None
             name = self.names.new(f"{self.pointer[s.buffer]}_held")
             self.declare(f"HeldRows<{ctype}, {frame.column.slots}> {name};")
-            self.held.append((name, math.gcd(frame.column.slots // 8, 4)))
+            self.waiting.append((name, math.gcd(frame.column.slots // 8, 4)))
             head = f"{name}.take({source}"
         with self.t.block(f"{head}, [&](int i) INLINE_LAMBDA -> {ctype}*", "});"):
             f = Frame(self, rows)
