@@ -409,7 +409,7 @@ static void run_blocks(i64 grid, int count, u32 seed) {
 
 // Run every block of a grid, `blocks` at a time.  `seed` varies the order of threads: 0 in turn, warp by warp first.  The result says what went wrong,
 // "" if nothing did.
-static const char* launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, int blocks, u32 seed) {
+static const char* launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, u32 seed, int blocks = 1) {
     if (!threads) {
         threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread));
         stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
