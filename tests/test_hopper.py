@@ -195,12 +195,58 @@ def test_two_products_and_two_results() -> None:
 
 
 @needs_compiler
-def test_streams_in_clusters() -> None:
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("order", ["dynamic", "static", "folded", "grid"])
+def test_orders_of_tiles(order: str, cluster: int, hold: bool) -> None:
+    """Six tiles by two columns, for two blocks or one cluster of them; a counter cannot serve a cluster, nor can the grid."""
+    p = en.trace(lambda x, w: x @ w, en.TensorSpec((380, 72), "bfloat16"), en.TensorSpec((72, 104), "bfloat16"))
+    plan = planned(p, {"a0": 64, "a1": 64, "a2": 64}, warpgroups=1, stages=2, order=order, cluster=cluster, hold=hold)
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and s.tiles == 12
+    if order == "grid":
+        assert (s.order, s.cluster, s.blocks, s.hold) == (order, 1, 12, False)
+    else:
+        assert s.order == ("static" if (order, cluster) == ("dynamic", 2) else order)
+        assert (s.cluster, s.blocks, s.works, s.workers, s.hold) == (cluster, 2, 12 // cluster, 2 // cluster, hold)
+    check(p, plan, draw(p))
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_blocks_that_run_at_the_same_time(cluster: int) -> None:
+    """As many as the architecture has room for, whole clusters of them; where that is enough for all tiles, nobody asks for more."""
+    for rows, order, blocks in (
+        (640, "static", 20),
+        (128 * 70, "static" if cluster > 1 else "dynamic", {4: 128}.get(cluster, 132)),
+    ):
+        p = en.trace(lambda x, w: x @ w, en.TensorSpec((rows, 64), "bfloat16"), en.TensorSpec((64, 512), "bfloat16"))
+        plan = planned(p, {"a0": 128, "a1": 64, "a2": 128}, warpgroups=2, stages=2, cluster=cluster)
+        s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, cuda_arch("sm_90a"))
+        assert isinstance(s, Pipeline) and (s.cluster, s.order, s.blocks) == (cluster, order, blocks)
+        few = replace(cuda_arch("sm_90a"), multiprocessors=8, clusters=((2, 3),))
+        s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, few)
+        assert isinstance(s, Pipeline) and (s.cluster, s.blocks) == {1: (1, 8), 2: (2, 6), 4: (1, 8)}[cluster]
+
+
+@needs_compiler
+@pytest.mark.parametrize("choices", [{}, {"peek": True}, {"overlap": False}, {"chain": False, "order": "folded"}])
+def test_streams_in_clusters(choices: dict[str, object]) -> None:
     """Two blocks with rows of their own read the same keys and values."""
     p = attention("prefill_global", *[(1, 2, 500, 64)] * 3)
-    plan = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, pivot="lazy", cluster=2)
+    plan = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, pivot="lazy", cluster=2, **choices)
     s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, cuda_arch("sm_90a"))
     assert isinstance(s, Pipeline) and s.cluster == 2 and len(s.spread) == 2
+    check(p, plan, draw(p))
+
+
+@needs_compiler
+@pytest.mark.parametrize("peek", [False, True])
+def test_masked_streams_in_clusters(peek: bool) -> None:
+    """Two heads of queries that share one of keys: their loops are of one length, those of their next tiles of another."""
+    p = attention("prefill_gqa", (1, 4, 300, 64), *[(1, 2, 300, 64)] * 2)
+    plan = planned(p, {"a1": 1, "a2": 128, "a4": 64, "a5": 64}, warpgroups=2, stages=2, pivot="lazy", cluster=2, peek=peek)
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and (s.cluster, s.along, s.order, s.works, s.workers) == (2, "a1", "folded", 6, 1)
     check(p, plan, draw(p))
 
 
