@@ -185,7 +185,9 @@ class Search:
             if not kernels:
                 continue
             done += 1
-            room = float((np.minimum(limit, best.seconds * slack) - cheapest(kernels, n)).max())
+            took = cheapest(kernels, n)
+            fits = np.isfinite(took)
+            room = float((np.minimum(limit, best.seconds * slack) - np.where(fits, took, 0.0))[fits].max(initial=-math.inf))
             if max(self._floor(o.rest), HOPEFUL * self._guess(o.rest)) < room:
                 self._extend(best, kernels, self.solve(o.rest, room, depth + 1), top)
             if self.tick is not None:

@@ -469,3 +469,16 @@ def test_split_blocks_are_multiples_of_their_tiles() -> None:
         s = K.Split.of("k", extent, counts)
         assert s is not None and (s.parts * s.block >= extent).all() and ((s.parts - 1) * s.block < extent).all()
         assert (s.block % 16 == 0).all()
+
+
+def test_a_kernel_that_fits_with_some_numbers_of_parts_only_does_not_end_the_search() -> None:
+    """Projections of a few rows: computed again for each block in one kernel, once in two."""
+
+    def f(x: Any, wq: Any, wk: Any, wv: Any) -> Any:
+        q, k, v = x @ wq, x @ wk, x @ wv
+        s = q @ k.mT
+        p = xp.exp(s - xp.max(s, axis=-1, keepdims=True))
+        return (p / xp.sum(p, axis=-1, keepdims=True)) @ v
+
+    plan = en.optimize(f, GPU, specs=[en.TensorSpec(s, "bfloat16") for s in ((64, 1024), *((1024, 64),) * 3)]).plan
+    assert len(plan.kernels) == 2 and plan.cost.seconds < 13e-6
