@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...program import DTYPES
+from ...terms import Affine
 from ..lower import live as live_statements
 from ..tile import (
     Const,
@@ -24,6 +25,7 @@ from ..tile import (
     walk,
 )
 from .arch import Arch
+from .kernel import implied
 from .layout import Unsupported
 from .placement import Placement
 from .schedule import ContractPlan, Precision, Schedule, TilePlan, staged_shape, tile_bytes
@@ -195,7 +197,11 @@ class Planner(Placement):
             return False
         shape = self.p.buffer(t.load.buffer).shape
         lo, hi = index[-1].bounds(self.p.extents)
-        return lo >= 0 and (hi < shape[-1] or last in self.p.limits)
+        # where the index leaves the array, chunks lie inside of it or outside as a whole
+        starts = lo >= 0 or self.tile[last] % chunk == 0
+        rest = Affine(shape[-1] - 1).plus(index[-1], -1)
+        ends = hi < shape[-1] or (last in self.p.limits and implied(rest, self.p.limits[last]))
+        return starts and (ends or shape[-1] % chunk == 0)
 
     def scratch_bytes(self) -> int:
         """For exchanges between warps and between layouts, one at a time."""
