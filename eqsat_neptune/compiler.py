@@ -10,17 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import cache
 from .codegen.serial import to_json
 from .errors import EqsatError, PlanError
 from .extraction.plan import Buffer, Plan, Store
 from .kernel import Kernel, Record
-from .program import Program, TensorSpec
+from .program import DTYPES, Program, TensorSpec
 from .targets import Target, parse_target
 
+if TYPE_CHECKING:
+    from .cost_models.base import CostModel
+    from .rules.joins import Join
+
 NUMERICS = ("safe", "fast", "strict")
+DEARER = 1.02  # a plan whose price rises by this much when its schedules are settled is compared with others again
 
 
 def optimize(
@@ -186,7 +191,9 @@ def _compile(
     program = replace(program, outputs=tuple(full.outputs[n] for n in numbers))
     model = cost_model or model_for(str(target))
     with _progress(progress) as step:
-        saturated = egraph.saturate(program, rules=_rules(rules, numerics), splittable=splittable(program, target))
+        saturated = egraph.saturate(
+            program, rules=_rules(rules, numerics), splittable=splittable(program, target), joins=joins(program, model)
+        )
         t1 = time.perf_counter()
         step("search", 0, None)
         found = extract(saturated.graph, program, model, numerics=numerics, progress=step)
@@ -225,14 +232,21 @@ def _compile(
 
 def _expressible(found: Any, target: Target, model: Any) -> tuple[Plan, list[str]]:
     """The cheapest plan that the code generator can print, and its form; the cheapest of all if it can print none (its error says why)."""
-    best = _settled(found.plan, target, model)
+    best, form = _settled(found.plan, target, model), list(found.form)
+    if best.cost.seconds > DEARER * found.plan.cost.seconds:  # it was chosen for a schedule that there is not
+        for c in found.candidates:
+            if c.seconds >= best.cost.seconds:
+                break
+            plan = _settled(c.plan, target, model)
+            if plan.cost.seconds < best.cost.seconds:
+                best, form = plan, c.form.split("; ")
     if target.kind == "cpu" or _emits(best, target):
-        return best, list(found.form)
+        return best, form
     for c in found.candidates:
         plan = _settled(c.plan, target, model)
         if _emits(plan, target):
             return plan, c.form.split("; ")
-    return best, list(found.form)
+    return best, form
 
 
 def _emits(plan: Plan, target: Target) -> bool:
@@ -272,6 +286,19 @@ def splittable(program: Program, target: Target) -> tuple[str, ...]:
     least = 4096 if target.kind == "cpu" else 512
     seen = {t.attr[1]: None for t in postorder(o.term for o in program.outputs) if t.op == "red"}  # type: ignore[index]
     return tuple(a for a in seen if program.axes[a] >= least)
+
+
+def joins(program: Program, model: CostModel) -> list[Join]:
+    """Products worth a place side by side in one kernel, by the least time that each kernel takes."""
+    from .cost_models.base import Work
+    from .rules.joins import Size, find
+
+    width = DTYPES[next((i.dtype for i in program.inputs if i.dtype in model.tensor_dtypes), program.compute_dtype)]
+
+    def least(s: Size) -> float:
+        return model.floor(Work(tensor=s.flops, bytes=s.elements * width))
+
+    return find(program, lambda a, b, both: least(both) < least(a) + least(b))
 
 
 def _rules(rules: tuple[Any, ...] | None, numerics: str) -> Any:

@@ -19,12 +19,13 @@ from .graph import Graph, Node
 from .program import Program
 from .reference import evaluate_scalar
 from .rules import analyses, declared, folds, payloads
+from .rules.joins import Join
 from .rules.rule import Rule
 from .scores import may_be_masked
 from .terms import Term, ViewMap, base, fold, inner, is_num, make, normalise, num, outer, postorder, red, rewrite, show, without
 
 ROUNDS = 8  # of looking for folds
-RULESETS = ("ix", "prune", "norm", "an", "sums", "algebra", "contract", "split", "expand")
+RULESETS = ("ix", "prune", "norm", "an", "sums", "algebra", "contract", "join", "split", "expand")
 # Forms that no term is worth making of.  What is known to be a constant is that constant alone: otherwise all its other forms stand in
 # every product and sum that has a 1 or a 0 to give (1 = a·b makes x = a·b·x, which is flattened again).  A product or sum with
 # itself in it is no way to compute it, but gives longer ones of the kind without end.
@@ -177,13 +178,18 @@ def _view_facts(eg: EGraph, m: ViewMap, extents: dict[str, int], split: frozense
 
 
 def saturate(
-    program: Program, rules: Sequence[Rule] | None = None, limits: Limits | None = None, splittable: Iterable[str] = ()
+    program: Program,
+    rules: Sequence[Rule] | None = None,
+    limits: Limits | None = None,
+    splittable: Iterable[str] = (),
+    joins: Sequence[Join] = (),
 ) -> Saturated:
     """Saturate a program's e-graph.
 
     rules: the rewrite rules (all of `rules.RULES` if None; folds are looked for if "break-dependency" is among them).
-    splittable: axes (whole, or parts like "k.o") whose reductions may be split in two.  If a limit is hit the graph is
-    smaller but as sound, and the phase's `stop` says which.
+    splittable: axes (whole, or parts like "k.o") whose reductions may be split in two.  joins: tensors that may stand side by side
+    along an axis that is new (the graph's `extents` have it).  If a limit is hit the graph is smaller but as sound, and the
+    phase's `stop` says which.
     """
     rules = declared.RULES if rules is None else tuple(rules)
     limits = limits or Limits()
@@ -201,6 +207,9 @@ def saturate(
             _payloads(eg, out, limits, split)
         if any(r.name == declared.BREAK.name for r in rules):
             _folds(eg, out, limits, split)
+        if joins and any(r.phase == "join" for r in rules):
+            declare_joins(eg, joins, split)
+            out.stats.append(eg.saturate("join", ["(run join)"], limits))
         if split and any(r.phase == "split" for r in rules):
             with _timed(out, "split", eg):
                 if any(r.name == declared.SPLIT_FOLD.name for r in rules):
@@ -212,13 +221,13 @@ def saturate(
 
 
 class Chosen(Protocol):
-    """What `explain` needs of an extraction: class → the node that computes it."""
+    """What `explain` needs of an extraction: class → the nodes that compute it."""
 
     @property
-    def chosen(self) -> Mapping[int, Node]: ...
+    def chosen(self) -> Mapping[int, Sequence[Node]]: ...
 
 
-def explain(saturated: Saturated, found: Chosen | Mapping[int, Node]) -> list[tuple[str, str, str]]:
+def explain(saturated: Saturated, found: Chosen | Mapping[int, Sequence[Node]]) -> list[tuple[str, str, str]]:
     """The rules that lead from the source to the chosen nodes, arguments before what uses them: (rule, law, "before  =  after").
 
     Before is the source's form of the class where it has one, else its smallest."""
@@ -233,17 +242,16 @@ def explain(saturated: Saturated, found: Chosen | Mapping[int, Node]) -> list[tu
             order.append(c)
         elif c not in seen and c in g.nodes:
             seen.add(c)
-            n = chosen.get(c, g.nodes[c][0])
             todo.append((c, True))
-            todo += [(a, False) for a in reversed(n.args)]
+            todo += [(a, False) for n in reversed(chosen.get(c, g.nodes[c][:1])) for a in reversed(n.args)]
     steps = []
     for c in order:
-        n = chosen.get(c, g.nodes[c][0])
-        if n.why not in ("source", "congruence"):
-            before = next((m for m in g.nodes[c] if m.why == "source"), g.nodes[c][0])
-            if before.key == n.key:
-                before = next((m for m in g.nodes[c] if m.key != n.key), before)
-            steps.append((n.why, saturated.laws.get(n.why, ""), f"{_shown(g, before)}  =  {_shown(g, n)}"))
+        for n in chosen.get(c, g.nodes[c][:1]):
+            if n.why not in ("source", "congruence"):
+                before = next((m for m in g.nodes[c] if m.why == "source"), g.nodes[c][0])
+                if before.key == n.key:
+                    before = next((m for m in g.nodes[c] if m.key != n.key), before)
+                steps.append((n.why, saturated.laws.get(n.why, ""), f"{_shown(g, before)}  =  {_shown(g, n)}"))
     return list(dict.fromkeys(steps))
 
 
@@ -303,6 +311,20 @@ def _payloads(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str])
     eg.flush()
     phase = eg.saturate("payloads", [], limits)
     out.stats.append(Phase("payloads", 1, phase.nodes, time.perf_counter() - start, phase.stop))
+
+
+def declare_joins(eg: EGraph, joins: Iterable[Join], split: frozenset[str] = frozenset()) -> None:
+    """Tell the engine which tensors may stand side by side: their axes, their views, and the relation that the rule asks for."""
+    for j in joins:
+        eg.extents[j.axis] = j.extent
+        _axis_facts(eg, eg.axis(j.axis), j.axis, j.extent, split)
+        views = (j.place_first, j.read_first, j.read_second, j.place_second)
+        for m in views:
+            _view_facts(eg, m, eg.extents, split)
+        names = [eg.name(t, declared.CONCATENATE.name) for t in (j.first, j.second)]
+        keys = " ".join(f'"{eg.key("View", m)}"' for m in views)
+        eg.act(f'(joined {" ".join(names)} "{eg.axis(j.axis)}" {literal(j.places)} {keys})')
+    eg.flush()
 
 
 def _fold_facts(eg: EGraph, t: Term, split: frozenset[str]) -> None:

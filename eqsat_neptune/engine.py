@@ -104,6 +104,7 @@ PRELUDE = "\n".join(
         "(relation redaxis (String)) (relation dep (String T)) (relation splittable (String String String)) (relation "
         "inside (String))",
         "(relation shifted (String String String)) (relation reads (String AS AS))",
+        "(relation joined (T T String f64 String String String String))",
         # facts
         "(function has (String T) Unit :no-merge)",
         "(function indep (String T) Unit :no-merge) (function cofactor (String T) Unit :no-merge) (function addend "

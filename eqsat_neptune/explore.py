@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .compiler import optimize, splittable
+from .compiler import joins, optimize, splittable
+from .cost_models import model_for
 from .egraph import saturate
 from .errors import EqsatError, RuleError
 from .extraction.plan import Plan
@@ -138,7 +139,8 @@ def classes(program: Program, *names: str, target: str = "cpu") -> tuple[Graph, 
     """The saturated e-graph of a program under these families (all of them if none is named), and a table: for each class its
     forms in terms of other classes, each with the rule that made it."""
     rules = rules_of(*names) if names else None
-    graph = saturate(program, rules=rules, splittable=splittable(program, parse_target(target))).graph
+    model = model_for(target)
+    graph = saturate(program, rules, splittable=splittable(program, parse_target(target)), joins=joins(program, model)).graph
     rows = []
     for c, nodes in graph.nodes.items():
         for n in nodes:

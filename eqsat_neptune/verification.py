@@ -38,6 +38,7 @@ def verify(program: Program, kernel: Any = None, *, seed: int = 0) -> Verdict:
     from .egraph import saturate
     from .kernel import Kernel
     from .reference import evaluate
+    from .rules.joins import find
     from .targets import Target
     from .testing import check_graph
 
@@ -51,7 +52,7 @@ def verify(program: Program, kernel: Any = None, *, seed: int = 0) -> Verdict:
     if kernel is not None and not isinstance(kernel, Kernel):
         raise EqsatError(f"verify takes a kernel or a term, not {type(kernel).__name__}", "a kernel is what optimize returns")
     small = shrink(program)
-    saturated = saturate(small, splittable=splittable(program, Target("cuda")))
+    saturated = saturate(small, splittable=splittable(program, Target("cuda")), joins=find(small))
     verdict = check_graph(saturated, small, seed)
     if not verdict.ok:
         return Verdict(False, verdict.evidence, verdict.counterexample)

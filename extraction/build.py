@@ -58,12 +58,13 @@ class Builder:
         axes = self.classes.program.axes
         return tuple(Memory(f"out{i}", o.shape, o.dtype, o.index(axes)) for i, o in self.classes.outputs.get(c, ()))
 
-    def plan(self, choices: list[Choice]) -> tuple[Plan, tuple[str, ...], dict[int, Node]]:
-        """The plan of one choice for each region, the forms of its outputs, and the e-node that it takes for each class."""
+    def plan(self, choices: list[Choice]) -> tuple[Plan, tuple[str, ...], dict[int, tuple[Node, ...]]]:
+        """The plan of one choice for each region, the forms of its outputs, and the e-nodes that it takes for each class: that of
+        the first kernel that has it, and others by which later ones do."""
         program = self.classes.program
         kernels: list[Kernel] = []
         buffers: dict[str, Buffer] = {i.name: Buffer(i.name, i.shape, i.dtype, "input") for i in program.inputs}
-        chosen: dict[int, Node] = {}
+        chosen: dict[int, dict[Node, None]] = {}
         temps = self._temps
         for part, choice in zip(self.parts, choices):
             names, made = self._names(part, choice, temps)
@@ -73,10 +74,10 @@ class Builder:
                 for c, nodes in enumerate(part.region.nodes):
                     o = k.bodies.choice(k.state, c) if k.state.classes >> c & 1 else None
                     if o is not None and o.node.op != "stored":
-                        chosen.setdefault(part.binding.classes[c], part.binding.nodes[c][nodes.index(o.node)])
+                        chosen.setdefault(part.binding.classes[c], {})[part.binding.nodes[c][nodes.index(o.node)]] = None
         used = {b for k in kernels for s in k.stores for b in (s.buffer, *_reads(s.term))}
         plan = Plan(tuple(kernels), {n: b for n, b in buffers.items() if n in used}, program.compute_dtype)
-        return plan, self._forms(plan), chosen
+        return plan, self._forms(plan), {c: tuple(ns) for c, ns in chosen.items()}
 
     def _names(self, part: Part, choice: Choice, temps: int) -> tuple[Names, int]:
         """Names of a region's classes in a plan, and how many temporaries they introduce."""

@@ -112,7 +112,8 @@ class Classes:
 
     @cached_property
     def materialisable(self) -> frozenset[int]:
-        """Classes worth storing: results of reductions, and operands of views, gathers and (if the source has them) reductions."""
+        """Classes worth storing: results of reductions, and operands of views, gathers and (if the source has them) reductions.  Of
+        tensors that a rule has made, those that are no parts of larger ones."""
         out = {c for c, ns in self.nodes.items() if any(n.op in ("red", "fold") for n in ns)}
         known = self.graph.facts.get("source", frozenset())
         for ns in self.nodes.values():
@@ -125,6 +126,9 @@ class Classes:
                         out |= {
                             a for m in self.nodes[n.args[0]] if m.op == "mul" for a in m.args if a in known and self.graph.free[a]
                         }
+        out -= {
+            c for c in out if c not in self.source and any(n.op == "view" and n.args[0] in self._views for n in self.nodes[c])
+        }
         fits = {c for c in out if not self.is_input(c) and not self.is_trivial(c) and self.bytes(c) <= self.room}
         return frozenset(fits) | frozenset(self.outputs)
 
@@ -152,11 +156,44 @@ class Classes:
     def _own_dtype(self, c: int) -> str:
         if self.half is None or self.program.compute_dtype != "float32":
             return self.program.compute_dtype
+        parts = self.parts(c)
+        if parts:  # it is stored for these
+            return max(map(self._own_dtype, parts), key=DTYPES.__getitem__)
         lo, hi = self.graph.interval(c)
         fits = self.half != "float16" or (lo >= -FLOAT16_MAX and hi <= FLOAT16_MAX) or c in self._operands
         exact = any(c in group for group in (self._positions, self._amplified, self._products, self._statistics))
         narrow = c in self.source and not exact and fits
         return self.half if narrow else self.program.compute_dtype
+
+    def parts(self, c: int) -> list[int]:
+        """Classes of the source that are parts (views, or views of views) of one that the source has not."""
+        seen = dict.fromkeys(self._views.get(c, ()))
+        todo = list(seen)
+        while todo:
+            more = [v for v in self._views.get(todo.pop(), ()) if v not in seen]
+            seen.update(dict.fromkeys(more))
+            todo += more
+        return [v for v in seen if v in self.source]
+
+    @cached_property
+    def wholes(self) -> dict[int, list[int]]:
+        """Class of the source → classes that the source has not, of which it and others are parts."""
+        out: dict[int, list[int]] = {}
+        for w in self._views:
+            parts = self.parts(w)
+            for c in parts if len(parts) > 1 else ():
+                out.setdefault(c, []).append(w)
+        return out
+
+    @cached_property
+    def _views(self) -> dict[int, list[int]]:
+        """Classes that the source has not → their views."""
+        out: dict[int, list[int]] = {}
+        for c, ns in self.nodes.items():
+            for n in ns:
+                if n.op == "view" and n.args[0] not in self.source:
+                    out.setdefault(n.args[0], []).append(c)
+        return out
 
     @cached_property
     def _operands(self) -> frozenset[int]:

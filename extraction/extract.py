@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .. import terms as T
@@ -51,14 +52,14 @@ class Extraction:
     """plan        the cheapest plan found
     form        the chosen form of each output in mathematical notation, with what kernels store written out
     candidates  plans that lost, cheapest first
-    chosen      class → e-node that the plan computes it by
+    chosen      class → e-nodes that the plan computes it by: most often one
     stats       counts (regions; searched: distinct ones; nodes: usable; lowerings; points) and "seconds"
     """
 
     plan: Plan
     form: tuple[str, ...]
     candidates: tuple[Candidate, ...]
-    chosen: dict[int, Node]
+    chosen: dict[int, tuple[Node, ...]]
     stats: dict[str, float]
 
 
@@ -75,8 +76,47 @@ def extract(
 
     Raises PlanError where no legal plan exists.
     """
-    start = time.perf_counter()
+    made = graph.extents.keys() - program.axes.keys()
     limits = limits or Limits()
+    # A search that is bounded may find less where there is more to find: what rules say of axes that they made is looked at apart.
+    plain = _extract(_without(graph, made) if made else graph, program, model, numerics, limits, progress)
+    assert plain is not None
+    if made:
+        program = replace(program, axes=program.axes | graph.extents)
+        better = _extract(graph, program, model, numerics, limits, progress, plain.plan.cost.seconds)
+        if better is not None:
+            return _with_lost(better, plain, limits)
+    return plain
+
+
+def _without(graph: Graph, axes: Set[str]) -> Graph:
+    """The graph without views of tensors that have these axes, and so without those tensors."""
+    kept = {
+        c: [n for n in ns if n.op != "view" or not any(a in axes for a, _ in n.attr)]  # type: ignore[attr-defined]
+        for c, ns in graph.nodes.items()
+    }
+    return replace(graph, nodes=kept)
+
+
+def _with_lost(best: Extraction, other: Extraction, limits: Limits) -> Extraction:
+    """What is best, with what another search found among its candidates."""
+    lost = Candidate(other.plan.cost.seconds, len(other.plan.kernels), lambda: (other.plan, other.form))
+    candidates = sorted((lost, *best.candidates, *other.candidates), key=lambda c: c.seconds)[: limits.candidates]
+    stats = {k: n + (0 if k == "nodes" else other.stats[k]) for k, n in best.stats.items()}
+    return replace(best, candidates=tuple(candidates), stats=stats)
+
+
+def _extract(
+    graph: Graph,
+    program: Program,
+    model: CostModel,
+    numerics: str,
+    limits: Limits,
+    progress: Progress | None,
+    budget: float = math.inf,
+) -> Extraction | None:
+    """One search; None if it finds nothing that takes less than the budget."""
+    start = time.perf_counter()
     dtypes = [*(o.dtype for o in program.outputs), *(i.dtype for i in program.inputs)]
     half = next((d for d in dtypes if d in model.tensor_dtypes), None)
     nodes = legal_nodes(graph, program.compute_dtype, half, numerics)
@@ -100,7 +140,10 @@ def extract(
                 if progress is not None:
                     progress("search", done, len(cones))
 
-            result = Search(region, model, limits, tick).run()
+            spent = sum(p.found.best.seconds for p in build.parts)
+            result = Search(region, model, limits, tick).run(budget - spent)
+            if result is None and math.isfinite(budget):
+                return None
             if result is None:
                 what = T.show(classes.term(cone.roots[0]), 4)
                 raise PlanError(f"no kernel for {what} fits {model.name}", "please report this program")

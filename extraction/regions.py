@@ -135,13 +135,16 @@ def regions(cl: Classes, cuts: frozenset[int], alone: frozenset[int] = frozenset
 
 
 def _merge(cl: Classes, roots: list[int], inside: dict[int, dict[int, None]], alone: frozenset[int]) -> list[list[int]]:
-    """Roots that share a reduction inside, or lie in each other's cones, belong to one region, as long as it stays small."""
+    """Roots that share a reduction inside, or read parts of one tensor that a rule has made, or lie in each other's cones, belong to one
+    region, as long as it stays small."""
     group: dict[int, list[int]] = {r: [r] for r in roots}
     holders: dict[int, list[int]] = {}
     for r in (r for r in roots if r not in alone):
         for c in inside[r]:
             if cl.source[c].op in ("red", "fold") or (c in inside and c != r):
                 holders.setdefault(c, []).append(r)
+            for w in cl.wholes.get(c, ()):
+                holders.setdefault(w, []).append(r)
     for c, rs in holders.items():
         for r in rs if c not in inside else [*rs, c]:
             a, b = group[rs[0]], group[r]

@@ -94,6 +94,7 @@ class Search:
             c: a[:-2] for c, free in enumerate(region.free) for a in sorted(free) if a.endswith(".o") and a[:-2] in region.extents
         }  # class of partial results → the axis whose parts they belong to
         self._below = below(region)
+        self._copied = copied(region)
         self._mate_memo: dict[tuple[int, int], bool] = {}
         self._views: dict[str | None, Bodies] = {}
         self._priced: dict[tuple, list[Scored]] = {}
@@ -102,8 +103,9 @@ class Search:
         self._memo: dict[frozenset[int], _Plans] = {}
 
     # ---- entry
-    def run(self) -> Found | None:
-        """The best plan and those that lost; None if no kernel fits the machine."""
+    def run(self, budget: float = math.inf) -> Found | None:
+        """The best plan and those that lost; None if no kernel fits the machine, or if nothing is found that takes less than the
+        budget."""
         contexts: list[Split | None] = [None]
         for a in sorted(set(self.partial.values()), key=axis_key):
             s = Split.of(a, self.r.extents[a], self.model.splits(self.r.extents[a]))
@@ -112,14 +114,14 @@ class Search:
         roots = frozenset(self.r.roots)
         for context in sorted(contexts, key=lambda s: self._outlook(roots, s)):
             self._split, self._memo = context, {}
-            self.solve(roots)
-        if not self._complete:
+            self.solve(roots, budget)
+        if not self._complete or min(c.seconds for c in self._complete) >= budget:
             return None
         ranked: list[Choice] = []
         for c in sorted(self._complete, key=lambda c: c.seconds):
             if not any(same(c, d) for d in ranked):
                 ranked.append(c)
-        near = [c for c in ranked if c.seconds <= ranked[0].seconds * NEAR]
+        near = [c for c in ranked if c.seconds <= ranked[0].seconds * NEAR and c.seconds < budget]
         best = min(near, key=lambda c: (self.memory(c), len(c.kernels), c.seconds))
         ranked.remove(best)
         if not ranked and (apart := self._apart()) is not None and not same(apart, best):
@@ -226,8 +228,11 @@ class Search:
         ahead: dict[frozenset[int], tuple[float, float]] = {}
         for group in self._groups(last, wanted):
             others = wanted - frozenset(group)
+            copied = frozenset().union(*(self._copied[c] for c in group))
             for b in bodies.kernels(group):
                 if b.leaves and self.partial and not self._allowed(b.leaves):
+                    continue
+                if copied & b.leaves:
                     continue
                 rest = others | b.leaves
                 if rest not in ahead:
@@ -312,6 +317,19 @@ def below(region: Region) -> list[int]:
                 for a in n.args:
                     out[c] |= out[a]
     return out
+
+
+def copied(region: Region) -> list[frozenset[int]]:
+    """Of each class, those from which a kernel that stores it would only copy: parts of a tensor that a rule has made of them, and that
+    tensor for its parts (an output is stored as it must be)."""
+    wholes: list[set[int]] = [{n.args[0] for n in ns if n.op == "view" and not region.source[n.args[0]]} for ns in region.nodes]
+    for c in sorted(range(len(wholes)), key=lambda c: -region.rank[c]):  # a part of a part
+        wholes[c] |= set().union(*(wholes[w] for w in wholes[c]))
+    out: list[set[int]] = [set() if c in region.outputs else set(w) for c, w in enumerate(wholes)]
+    for c, ws in enumerate(wholes):
+        for w in ws:
+            out[w].add(c)
+    return [frozenset(x - {c}) for c, x in enumerate(out)]
 
 
 def cheapest(kernels: list[Scored], n: int) -> np.ndarray:

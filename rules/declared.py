@@ -1,7 +1,7 @@
 """The rules.  `RULES` is the registry: everything that rewrites terms is here, and every entry is tested by `testing.check_rule`.
 
 Phases: "norm" runs to fixpoint with the analyses before each step of the others; "sums" comes first, then "sums", "algebra" and
-"contract" together; "split" comes last; "expand" runs only in the small e-graph that derives merges (repair.py).
+"contract" together; then "join", and "split" last; "expand" runs only in the small e-graph that derives merges (repair.py).
 """
 
 from __future__ import annotations
@@ -436,8 +436,6 @@ MASKS = [
 
 # ---------------------------------------------------------------- contractions: order of products, by their number
 # of multiply-adds
-# Two products that share an operand stay two nodes: a kernel that computes both loads the operand once, which extraction prices.  One
-# product with a concatenated operand would need a new axis and a copy of the weights to win nothing more.
 CONTRACTIONS = [
     Rule(
         "reassociate",
@@ -536,6 +534,25 @@ VIEWS = [
     ),
 ]
 
+# ---------------------------------------------------------------- products that share an operand, side by side in one kernel
+# XA and XB that have the same axes need no rule: a kernel that computes both loads X once, which extraction prices.  The columns of
+# [XA XB] are a choice of two sums rather than a sum over a chosen operand, X[A B]: their tiles are copied as they lie in memory, and an
+# operand read outside of its array is 0 and no traffic, whereas an operand that is computed goes through registers.
+CONCATENATE = Rule(
+    "concatenate",
+    "concatenation",
+    "x y",
+    '(view p (where (bi "lt" (iota c) (num n)) (view q x) (view r y))) '
+    '(view s (where (bi "lt" (iota c) (num n)) (view q x) (view r y)))',
+    when="(joined x y c n p q r s)",
+    examples=(
+        "(sum k (mul x z*)) (sum k (mul y z*))",
+        "(sum k (mul x z)) (sum k (mul y z)) (sum k (mul u z))",
+    ),
+    law="XA and XB are parts of [XA XB]",
+    phase="join",
+)
+
 # ---------------------------------------------------------------- splits
 SPLITS = [
     Rule(
@@ -615,7 +632,7 @@ PAYLOAD = Rule(
 )
 FOLDS = [BREAK, SPLIT_FOLD, PIVOT, PAYLOAD]
 
-RULES: tuple[Rule, ...] = (*NORMAL, *ALGEBRA, *REDUCTIONS, *MASKS, *CONTRACTIONS, *VIEWS, *SPLITS, *EXPAND, *FOLDS)
+RULES: tuple[Rule, ...] = (*NORMAL, *ALGEBRA, *REDUCTIONS, *MASKS, *CONTRACTIONS, *VIEWS, CONCATENATE, *SPLITS, *EXPAND, *FOLDS)
 
 # empty multisets are units; what maps in results leave behind becomes ordinary nodes
 LATER = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import rule
 from .declared import RULES
-from .rule import Rule
+from .rule import Rule, parse, unparse
 
 # family → what it is for; a family that is not here cannot be documented, so a new one needs a line
 FAMILIES = {
@@ -21,6 +21,8 @@ FAMILIES = {
     "masks": "Conditions that put −∞ into scores, in one form.",
     "contractions": "Order and sharing of products, where that takes fewer multiply-adds.",
     "views": "Tensors that are read under other names.",
+    "concatenation": "Products that share an operand, as one of them with the other operands side by side, where that saves more than "
+    "it costs (`rules/joins.py` says which).",
     "splits": "A reduction over an axis is one over blocks of reductions inside them.",
     "folds": "Reductions that need each other, joined in one pass. Made by code (`rules/folds.py`), with merges that are derived "
     "(`rules/repair.py`); and what is read off at an extremum (`rules/payloads.py`).",
@@ -37,6 +39,7 @@ PHASES = {
     "sums": "first",
     "algebra": "main",
     "contract": "main",
+    "join": "after folds",
     "split": "last",
     "expand": "only where merges are derived",
     "driver": "by code",
@@ -73,7 +76,7 @@ def markdown() -> str:
 def entry(r: Rule) -> list[str]:
     lines = [f"**{r.name}** — {r.law} ({r.numerics}; {PHASES[r.phase]})", ""]
     if r.pattern:
-        code = [f"{r.pattern}  =  {r.result}"]
+        code = [f"{unparse(p)}  =  {unparse(q)}" for p, q in zip(parse(r.pattern), parse(r.result))]
         code += [f"when   {r.when}"] if r.when else []
         code += [f"guard  {r.guard}"] if r.guard else []
         lines += ["```text", *code, "```", ""]

@@ -12,6 +12,8 @@ A rule says that two terms are equal under conditions.  Patterns are s-expressio
     (where c p q)  (sum k p)  (max k p)  (min k p)  (red op k p)  (view m p)  (gather k p i)
     (as x p)                   pattern p, and x names what it matched
 
+A pattern may be several of these, one after the other: it matches classes side by side, and has a result for each.
+
 Conditions, all monotone facts:
 
     (finite x)  (noinf x)  (masked x)  (nonzero x)      see egraph.Graph; masked: finite or −inf
@@ -31,11 +33,13 @@ Conditions, all monotone facts:
     (> v 0.0)  (!= v w)  …     on numbers
     (redaxis k)                some reduction runs over k;  (splittable k o i): k may be split into o and i
     (dep k x)                  x varies along k
+    (joined x y c n p q r s)   x and y may stand side by side along a new axis c, x at the first n places: view q reads x there and r reads
+                               y, p and s lead back (joins.py says which)
     (cheaper (v…) (w…))        Σv < Σw, where (vol x y* … - k) is the number of elements of a tensor with the axes of all these
                                but k: multiply-adds of a contraction
 
 Results use the same forms; star variables splice, and (map (mul c* _) as*), (map (recip _) ms*), (map (sum k _) as*) map
-over a multiset.  `(num (* v w))` computes.
+over a multiset.  `(num (* v w))` computes; (iota c) is the position along an axis.
 """
 
 from __future__ import annotations
@@ -59,7 +63,8 @@ RELATIVE = (
     "regular",
     "vanish",
 )  # facts about a term and an axis or another term
-RELATIONS = ("redaxis", "splittable", "dep")
+RELATIONS = ("redaxis", "splittable", "dep", "joined")
+BINDING = ("is", "lz", "hz", "splittable", "joined")  # conditions that give values to variables
 COMPARISONS = ("<", ">", "<=", ">=", "!=", "=")
 NUMERICS = ("exact", "reassociates", "needs bound", "needs finite")
 _RED = {"sum": '"+"', "max": '"max"', "min": '"min"', "prod": '"*"'}
@@ -140,24 +145,26 @@ class Rule:
             return ""
         c = _Compiler(self.name)
         pattern, result = parse(self.pattern), parse(self.result)
-        if len(pattern) != 1 or len(result) != 1:
-            raise RuleError(f"rule {self.name}: pattern and result must be one expression each")
-        c.match(pattern[0], "t")
+        if not pattern or len(pattern) != len(result):
+            raise RuleError(f"rule {self.name}: pattern and result must have as many expressions, at least one")
+        heads = [f"t{i or ''}" for i in range(len(pattern))]
+        for p, head in zip(pattern, heads):
+            c.match(p, head)
         for cond in parse(self.when) + parse(self.guard):
             c.condition(cond)
         node = c.nodes[0] if c.nodes else None
         text, premises = "", " ".join(c.premises)
         if c.volumes:  # sizes are computed on demand: what matches waits in a relation for them
             wait = "wait-" + re.sub(r"\W+", "-", self.name)
-            columns = {"t": "T", **{v: k for v, k in c.sorts.items() if v in c.used(result[0])}}
+            columns = {h: "T" for h in heads} | {v: k for v, k in c.sorts.items() if v in c.used(result)}
             row = f"({wait} {' '.join(columns)} {' '.join(c.volumes)})"
             text = (
                 f"(relation {wait} ({' '.join(columns.values())}{' AS' * len(c.volumes)}))\n"
                 f"(rule ({premises}) ({row} {' '.join(f'(need-volume {s})' for s in c.volumes)}) :ruleset {self.phase})\n"
             )
             premises = f"{row} {' '.join(c.late)}"
-        value = c.build(result[0])
-        c.actions.append(f"(union t {value})")
+        for r, head in zip(result, heads):
+            c.actions.append(f"(union {head} {c.build(r)})")
         if self.retire:
             if node is None:
                 raise RuleError(f"rule {self.name}: nothing to retire")
@@ -175,8 +182,8 @@ class Rule:
                 head, *args = c[2]
                 f = [weaker[head], *args] if weaker[head] != "any" else ["any"]
                 rest.insert(i, [*c[:2], f, *c[3:]])
-            elif c[0] in ("is", "lz", "hz", "splittable"):
-                continue  # binds variables
+            elif c[0] in BINDING:
+                continue
             out.append(
                 replace(self, name=f"{self.name} without {unparse(c)}".replace('"', "'"), when=" ".join(map(unparse, rest)))
             )
@@ -253,6 +260,8 @@ class _Compiler:
         head, *args = p
         if head == "num" and len(args) == 1:
             return "Num", [unparse(args[0])], []
+        if head == "iota" and len(args) == 1:
+            return "Iota", args, []
         if head in _RED and len(args) == 2:
             return "Red", [_RED[head], args[0]], args[1:]
         if head == "red" and len(args) == 3:
@@ -427,7 +436,7 @@ class _Compiler:
         ctor, attrs, kids = self.shape(r)
         inner = " ".join([*attrs, *map(self.build, kids)])
         t = self.let(f"({ctor} {inner})")
-        if ctor != "Num":
+        if ctor not in ("Num", "Iota"):
             self.actions.append(f'(set (why-{ctor} {inner}) "{self.name}")')
         return t
 

@@ -389,7 +389,7 @@ def test_explain_names_rules_in_order() -> None:
     chosen = {c: next((n for n in ns if n.op == "fold"), ns[0]) for c, ns in g.nodes.items()}
     (c,) = g.outputs
     chosen[c] = next(n for n in g.nodes[c] if n.op == "mul" and any(m.op == "fold" for a in n.args for m in g.nodes[a]))
-    steps = explain(s, chosen)
+    steps = explain(s, {c: (n,) for c, n in chosen.items()})
     names = [name for name, _, _ in steps]
     laws = {r.name: r.law for r in RULES}
     assert "break-dependency" in names and names.index("break-dependency") < len(names) - 1
@@ -399,7 +399,7 @@ def test_explain_names_rules_in_order() -> None:
 def test_explain_of_the_source_is_empty() -> None:
     p = traced("prefill_global")
     s = saturate(p, rules=())
-    assert explain(s, {c: ns[0] for c, ns in s.graph.nodes.items()}) == []
+    assert explain(s, {c: ns[:1] for c, ns in s.graph.nodes.items()}) == []
 
 
 THREADS = """

@@ -141,7 +141,7 @@ def test_candidates_are_sorted_and_have_plans() -> None:
 
 def test_chosen_nodes_are_those_of_the_graph() -> None:
     found, (graph, _) = extraction("prefill_causal"), saturated("prefill_causal")
-    assert found.chosen and all(n in graph.nodes[c] for c, n in found.chosen.items())
+    assert found.chosen and all(n in graph.nodes[c] for c, ns in found.chosen.items() for n in ns)
 
 
 # ------------------------------------------------------------------------------------------------ unusual programs

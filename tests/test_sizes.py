@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+from eqsat_neptune.cost_models import model_for
 
 import eqsat_neptune as en
-from eqsat_neptune.compiler import splittable
+from eqsat_neptune.compiler import joins, splittable
 from eqsat_neptune.egraph import Saturated, saturate
 from eqsat_neptune.program import Program
 from eqsat_neptune.programs import CASES, Case
@@ -34,7 +35,7 @@ BOUNDS = {
     "qknorm": 120,
     "rmsnorm_linear": 32,
     "rmsnorm_gain_linear": 37,
-    "lora": 16,
+    "lora": 27,
     "gated_mlp": 28,
     "gated_mlp_gelu": 51,
     "ntrans": 38,
@@ -81,10 +82,11 @@ BOUNDS = {
 
 
 def saturated(case: Case) -> Saturated:
-    """At the full size, with the splits of a GPU: the largest graph that is searched."""
+    """At the full size, with the splits and joins of a GPU: the largest graph that is searched."""
     program = en.trace(case.function("full"), *case.specs("full"))
     assert isinstance(program, Program)
-    return saturate(program, splittable=splittable(program, Target("cuda", "sm_90a")))
+    target = Target("cuda", "sm_90a")
+    return saturate(program, splittable=splittable(program, target), joins=joins(program, model_for(str(target))))
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if not c.needs_scan])

@@ -191,6 +191,14 @@ def test_no_corrupted_rule_is_proved() -> None:
     everything = [m.rule for r in RULES for m in mutants(r) if m.kind != "condition"]
     true = {("(add x)", "x"), ("(mul x)", "x"), ("(exp2 0.0)", "1.0"), ("(exp2 -inf)", "0.0"), ("(log2 1.0)", "0.0")}
     true |= {(p, "(mul -1.0 0.0)") for p in ("(mul 0.0 rest*)", "(exp -inf)", "(log 1.0)")}
+    unread = [
+        ("r x", "r y", "q x", "r y"),
+        ("q x", "s y", "q x", "r y"),
+        ("q x", "r x", "q x", "r y"),
+    ]  # of a choice: one side only
+    unread += [("q x", "r y", "r x", "r y"), ("q x", "r y", "q y", "r y"), ("q x", "r y", "q x", "s y")]
+    choice = '(where (bi "lt" (iota c) (num n)) (view {}) (view {}))'
+    true |= {("x y", f"(view p {choice}) (view s {choice})".format(*views)) for views in unread}
     assert len(everything) > 400
     assert {(r.pattern, r.result) for r in everything if prove_rule(r)} <= true
 

@@ -29,6 +29,7 @@ from ..extraction.plan import Axis, Kernel, Plan
 from ..program import Program
 from ..reference import Env, _assembled
 from ..rules import RULES, Rule
+from ..rules.joins import find
 from ..scores import may_be_masked
 from ..targets import Target, parse_target
 from ..terms import PREDICATES, Term, postorder
@@ -203,7 +204,9 @@ class _Stages:
         self.stage = "reference"
         want = reference(program, values)
         self.stage = "saturation"
-        saturated = saturate(program, self._rules(), Limits(_NODES, 1e9), self._splittable(program))
+        saturated = saturate(
+            program, self._rules(), Limits(_NODES, 1e9), self._splittable(program), find(program) if case.split else ()
+        )
         self._saw(saturated)
         self.stage = "e-graph"
         if saturated.graph.size * math.prod(program.axes.values()) <= _MOST_VALUES:

@@ -126,7 +126,8 @@ class Rerun:
 
 
 def _disagreement(g: Graph, case: Case) -> Case | None:
-    values = Values(g, Env(case.program.axes, case.arrays, blocks(g, case.block)))
+    case = replace(case, extents=g.extents)
+    values = Values(g, Env(g.extents, case.arrays, blocks(g, case.block)))
     shape: dict[Term, tuple] = {}
     changed = [(o.term, c) for o, c in zip(case.program.outputs, g.outputs) if _shape(o.term, shape) != _shape(g.term(c), shape)]
     for left, c, _ in wrong_outputs(changed, values):

@@ -438,7 +438,7 @@ def _test(rule: Rule, seed: int, count: int, points: int, rational: bool) -> Tes
             continue
         pairs = list(_pairs(graph, p))
         for point in range(points):
-            env = Env(p.axes, {}, blocks(graph, shapes.block), dtype=object)
+            env = Env(graph.extents, {}, blocks(graph, shapes.block), dtype=object)
             kind = ("plain", "ties", "rows masked")[point % 3]
             floats = arrays(p, kind, rng)
             domain: Exact = Rationals(env) if rational else Fields(env, rng)
@@ -447,7 +447,7 @@ def _test(rule: Rule, seed: int, count: int, points: int, rational: bool) -> Tes
             for left, right in pairs:
                 try:
                     agree = domain.agree(domain(left), domain(right))
-                    d = (0, 0) if rational else _joint(left, right, p.axes)
+                    d = (0, 0) if rational else _joint(left, right, graph.extents)
                 except Outside as e:
                     reason = reason or str(e)
                     continue
@@ -457,7 +457,15 @@ def _test(rule: Rule, seed: int, count: int, points: int, rational: bool) -> Tes
                     reason = reason or "the law needs that max and min are those of an order"
                     continue
                 if not agree:
-                    case = Case(p, floats, shapes.block, "in exact rationals" if rational else "over Z_p × Z_q", left, right)
+                    case = Case(
+                        p,
+                        floats,
+                        shapes.block,
+                        "in exact rationals" if rational else "over Z_p × Z_q",
+                        left,
+                        right,
+                        extents=graph.extents,
+                    )
                     return Tested(len(passed), counterexample=Counterexample.of(case, f"{rule.name}: two sides differ exactly"))
                 passed[left, right] = passed.get((left, right), 1.0) * (d[0] + d[1]) / Q
     if not passed:

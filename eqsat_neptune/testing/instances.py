@@ -254,11 +254,11 @@ class Maker:
 
 def instances(rule: Rule, maker: Maker, count: int) -> list[Term]:
     """Terms that have the form of the rule's pattern (or of its examples), and what its conditions say must exist beside them."""
-    patterns = [parse(x)[0] for x in (rule.examples or (rule.pattern,))]
+    patterns = [parse(x) for x in (rule.examples or (rule.pattern,))]
     out = [red("+", a, maker.input([a, "b"])) for a in POOL]
     for _, p in zip(range(count), itertools.cycle(patterns)):
         maker.fresh()
-        out.append(maker.make(p))
+        out += map(maker.make, p)
         out += [maker.make(c[2]) for c in rule.conditions if c[0] == "is" and not rule.examples]
     return out
 

@@ -53,16 +53,24 @@ def mutants(rule: Rule) -> list[Mutant]:
     if rule.phase == "driver":
         return []
     out = [Mutant(w, "condition", rule.name) for w in rule.weakened()]
-    pattern, result = parse(rule.pattern)[0], parse(rule.result)[0]
-    seen = {unparse(result)}
-    for kind, new in _corrupted(result, _variables(pattern)):
-        text = unparse(new)
-        if text not in seen:
-            seen.add(text)
-            out += _made(rule, kind, f"= {text}", result=text)
-    for new in _operators(pattern):
-        out += _made(rule, "operator", f"{unparse(new)} = …", pattern=unparse(new), examples=())
+    patterns, results = parse(rule.pattern), parse(rule.result)
+    names = _variables(patterns, rule.conditions)
+    for i, result in enumerate(results):
+        seen = {unparse(result)}
+        for kind, new in _corrupted(result, names):
+            text = unparse(new)
+            if text not in seen:
+                seen.add(text)
+                out += _made(rule, kind, f"= {text}", result=_with(results, i, new))
+    for i, pattern in enumerate(patterns):
+        for new in _operators(pattern):
+            out += _made(rule, "operator", f"{unparse(new)} = …", pattern=_with(patterns, i, new), examples=())
     return out
+
+
+def _with(ps: list[Sexpr], i: int, new: Sexpr) -> str:
+    """The i-th of several expressions replaced."""
+    return " ".join(map(unparse, [*ps[:i], new, *ps[i + 1 :]]))
 
 
 def _made(rule: Rule, kind: str, what: str, **changes: Any) -> list[Mutant]:
@@ -112,9 +120,12 @@ def _other_names(x: str, names: dict[str, list[str]], path: tuple[int, ...], who
             yield kind, known[(known.index(x) + 1) % len(known)]
 
 
-def _variables(p: Sexpr) -> dict[str, list[str]]:
-    """Names in a pattern by sort."""
-    out: dict[str, dict[str, None]] = {"axis": {}, "number": {}, "star": {}, "term": {}}
+def _variables(patterns: list[Sexpr], conditions: list[Sexpr]) -> dict[str, list[str]]:
+    """Names in patterns by sort, and the views that conditions name."""
+    out: dict[str, dict[str, None]] = {"axis": {}, "number": {}, "star": {}, "term": {}, "view": {}}
+    for c in conditions:
+        if c[0] == "joined":
+            out["view"] |= dict.fromkeys(c[5:])  # type: ignore[arg-type]
 
     def visit(q: Sexpr) -> None:
         if isinstance(q, str):
@@ -140,7 +151,8 @@ def _variables(p: Sexpr) -> dict[str, list[str]]:
         for a in args:
             visit(a)
 
-    visit(p)
+    for p in patterns:
+        visit(p)
     return {sort: list(names) for sort, names in out.items()}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..egraph import engine, load
+from ..egraph import declare_joins, engine, load
 from ..engine import EGraph, bindings
 from ..errors import RuleError
 from ..graph import Graph
 from ..program import Program
+from ..rules import joins
 from ..rules.rule import Rule
 
 
@@ -38,6 +39,8 @@ def run(rule: Rule, program: Program) -> tuple[Graph, int]:
             for text in rule.egglog.split("\n"):
                 eg.run(text)
             load(eg, program, split, fold_constants=False)
+            if rule.phase == "join":
+                declare_joins(eg, joins.find(program))
             eg.everywhere('(set (has "any" t) ())')
             for step in range(steps):
                 settle(eg)

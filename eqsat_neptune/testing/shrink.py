@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """An instance with values at which something disagrees.  text: what does."""
+    """An instance with values at which something disagrees.  text: what does; extents: of all axes, those that rules made too."""
 
     program: Program
     arrays: Arrays
@@ -27,6 +27,7 @@ class Case:
     left: Term | None = None
     right: Term | None = None
     culprit: int = -1  # index of an output in which it does
+    extents: Mapping[str, int] = field(default_factory=dict)
 
 
 Fails = Callable[[Case], Case | None]  # the case with what disagrees in it, or None
@@ -43,7 +44,7 @@ class Counterexample(str):
     @classmethod
     def of(cls, case: Case, heading: str) -> Counterexample:
         used = _axes(case)
-        extents = {a: n for a, n in case.program.axes.items() if a in used}
+        extents = {a: n for a, n in (case.extents or case.program.axes).items() if a in used}
         arrays = {n: x for n, x in case.arrays.items() if n in _inputs(case)}
         lines = [heading, f"  {case.text}"]
         if case.left is not None and case.right is not None:
@@ -73,7 +74,7 @@ def _inputs(case: Case) -> set[str]:
 def _values(case: Case) -> tuple[str, str]:
     """The values of both sides, or of one element that differs."""
     assert case.left is not None and case.right is not None
-    env = Env(case.program.axes, case.arrays, dict.fromkeys(POOL, case.block))
+    env = Env(dict(case.extents or case.program.axes), case.arrays, dict.fromkeys(POOL, case.block))
     memo: dict[Term, Approx] = {}
     for t in postorder([case.left, case.right]):
         memo[t] = step(t.op, t.attr, [memo[a] for a in t.args], env)

@@ -221,13 +221,13 @@ def _monotone(op: str, up: bool) -> bool:
 
 
 class _Reader:
-    """Reads one rule as equations between expressions."""
+    """Reads one equation of a rule (which has as many as its pattern has expressions) as expressions."""
 
-    def __init__(self, rule: Rule, truth: Sequence[bool], elements: int):
+    def __init__(self, rule: Rule, truth: Sequence[bool], elements: int, which: int = 0):
         self.rule, self.truth, self.elements = rule, truth, elements
         self.sp = algebra()
         self.conditions = [c for c in parse(rule.when) + parse(rule.guard) if isinstance(c, list)]
-        self.pattern, self.result = parse(rule.pattern)[0], parse(rule.result)[0]
+        self.pattern, self.result = parse(rule.pattern)[which], parse(rule.result)[which]
         self.deps: dict[Expr, frozenset[str]] = {}  # symbol → axes that it varies along
         self.values: dict[str, Expr] = {}
         self.members: dict[str, list[Expr]] = {}  # stars that a map goes over: their elements
@@ -239,6 +239,16 @@ class _Reader:
         self.inside: tuple[str, ...] = ()  # axes of the reductions around
         self._stars(self.pattern)
         self._mapped = {a for f in _forms(self.result, "map") for a in f[2:]}
+        # tensors side by side along c: view → the axis that it takes and the one that it gives; below it, does the first one lie there?
+        self.views: dict[str, tuple[str, str]] = {}
+        self.known: dict[str, dict[str, bool]] = {}
+        self.home: dict[str, str] = {}  # variable → what stands for its own axis
+        for x, y, c, n, p, q, r, s in (d[1:] for d in self.conditions if d[0] == "joined"):
+            self.home |= {x: f"@{x}", y: f"@{y}"}
+            self.views |= {p: (c, f"@{x}"), q: (f"@{x}", c), r: (f"@{y}", c), s: (c, f"@{y}")}
+            test = str(["bi", '"lt"', ["iota", c], ["num", n]])
+            self.known |= {p: {test: True}, s: {test: False}}
+        self.given: dict[str, bool] = {}  # conditions whose truth is known here
         self.zero = {w: v for c in self.conditions if (vw := _opposite(c)) for v, w in [vw]}
 
     def sides(self) -> tuple[Expr, Expr]:
@@ -309,6 +319,8 @@ class _Reader:
                 k = c[2][1]
             if k is not None:
                 out.discard(k)
+        if x in self.home:
+            out.add(self.home[x])
         return frozenset(out)
 
     def symbol(self, name: str, about: str) -> Expr:
@@ -387,6 +399,11 @@ class _Reader:
                 if self.inside:
                     raise Unproved("a choice under a reduction")
                 return self.expr(args[1] if self.holds(args[0]) else args[2])
+            case "view" if args[0] in self.views:
+                before, self.given = self.given, self.known.get(args[0], {})
+                e = self.expr(args[1])
+                self.given = before
+                return self.placed(e, *self.views[args[0]])
             case "view":
                 return self.moved(self.expr(args[1]), f"@{args[0]}", None)
             case "gather":
@@ -415,6 +432,8 @@ class _Reader:
             return a and b if c[1].strip('"') == "and" else a or b
         if isinstance(c, list) and c[0] == "not":
             return not self.holds(c[1])
+        if str(c) in self.given:
+            return self.given[str(c)]
         i = self.asked.setdefault(str(c), len(self.asked))
         if i >= len(self.truth):
             raise Unproved("too many conditions")
@@ -430,6 +449,16 @@ class _Reader:
             if axis is None or axis in self.deps[s]:
                 new[s] = self.sp.Symbol(f"{s}{suffix}", **{k: v for k, v in s.assumptions0.items() if v and k in _KEPT})
                 self.deps[new[s]] = self.deps[s] - ({axis} if axis else set())
+        return e.subs(new, simultaneous=True)
+
+    def placed(self, e: Expr, axis: str, place: str) -> Expr:
+        """An expression whose symbols that vary along an axis are read at another place, which may be where they were at first."""
+        new = {}
+        for s in sorted(e.free_symbols, key=str):
+            if axis in self.deps[s]:
+                x = s.name.partition(" at ")[0]
+                new[s] = self.values[x] if self.home[x] == place else self.sp.Symbol(f"{x} at {place}", real=True)
+                self.deps[new[s]] = self.deps[s] - {axis} | {place}
         return e.subs(new, simultaneous=True)
 
     # ---- reductions
@@ -635,9 +664,9 @@ def prove_rule(rule: Rule) -> Proof:
         return Proof(False, reason="made by code: see prove_merge")
     used: set[str] = set()
     try:
-        for elements in (1, 2) if "(map " in rule.result else (1,):
+        for which, elements in itertools.product(range(len(parse(rule.pattern))), (1, 2) if "(map " in rule.result else (1,)):
             for truth in itertools.product((True, False), repeat=2 if "where" in rule.pattern + rule.result else 0):
-                reader = _Reader(rule, truth, elements)
+                reader = _Reader(rule, truth, elements, which)
                 left, right = reader.sides()
                 if not scalar(left, right):
                     return Proof(False, reason=f"{left} = {right} is not shown")
