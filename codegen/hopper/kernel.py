@@ -910,9 +910,9 @@ class Warpgroups(Fragments):
         self.in_place = {}
 
     def statement(self, s: Stmt) -> None:
+        super().statement(s)  # may print elementwise work that waited, which must not overwrite what s is about to read
         if not isinstance(s, Store | Loop):
             self.printed.add(s.out.id)
-        super().statement(s)
         if isinstance(s, Reduce) and self.pipe.pivot != "running" and s.out.id in self.pipe.pivots.nexts:
             self.keep_pivot(s)
 
