@@ -76,7 +76,7 @@ def optimize(
         return DynamicKernel(program, parse_target(target), options, progress)  # type: ignore[return-value]
     if not isinstance(program, Program):
         raise EqsatError(f"optimize takes a traced program or a function, not {type(program).__name__}")
-    program = _without_clashes(program)
+    program = without_clashes(program)
     where = parse_target(target)
     key = None if rules is not None or cost_model is not None else _key(program, where, numerics, tune, memory_limit)
     record = _cached(key, program, where) if key else None
@@ -89,13 +89,13 @@ def optimize(
     if verify:
         from .verification import verify as check
 
-        verdict = check(program, kernel)
+        verdict = check(program, kernel, rules=_rules(rules, numerics))
         if not verdict:
             raise EqsatError(f"verification failed: {verdict.counterexample}", "please report this program")
     return kernel
 
 
-def _without_clashes(program: Program) -> Program:
+def without_clashes(program: Program) -> Program:
     """Plans call outputs out0, out1, … and temporaries t0, t1, …: inputs of such names get others."""
     names = [i.name for i in program.inputs]
     new: dict[str, str] = {}

@@ -85,7 +85,7 @@ FLOAT32_TOLERANCE = {"layers2": 5e-6}
 @CASE
 def test_compiled_in_float32(case: Case) -> None:
     arrays = case.inputs("small", np.random.default_rng(13))
-    kernel = en.optimize(en.trace(case.function("small"), *case.specs("small")), target="cpu")
+    kernel = en.optimize(en.trace(case.function("small"), *case.specs("small")), target="cpu", verify=True)
     assert_close(kernel(*arrays), REFERENCES[case.name](*widened(arrays)), FLOAT32_TOLERANCE.get(case.name, 2e-6))
 
 

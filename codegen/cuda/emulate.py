@@ -14,6 +14,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from ...errors import CompilationError, CompilerNotFound
 from ...extraction.plan import Buffer
 from ...program import DTYPES
 from ...runtime.module import TensorMap
+from ...targets import Target
 from ..tile import TileProgram
-from .arch import Arch, emulator_arch
+from .arch import Arch, cuda_arch, emulator_arch, hopper_emulator_arch
 from .emit import Source, emit, is_packed
 
 _ALIGNMENT = 256  # of outputs and workspaces, bytes
@@ -35,6 +37,16 @@ class EmulationError(Exception):
 
 def host_compiler() -> str | None:
     return shutil.which("g++") or shutil.which("clang++")
+
+
+@cache
+def emulated(target: Target) -> Arch:
+    """The architecture by which a GPU target's text runs on the CPU."""
+    from ..hip import hip_emulator
+
+    if target.kind == "hip":
+        return hip_emulator(target.arch)
+    return hopper_emulator_arch() if cuda_arch(target.arch).warpgroups else emulator_arch()
 
 
 def run(

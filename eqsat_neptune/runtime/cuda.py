@@ -93,7 +93,7 @@ class CudaRunner:
         for v, (name, shape, dtype) in zip(views, self._inputs):
             if v.shape != shape or v.dtype != dtype or v.device != device:
                 raise self._mismatch(v, name, shape, dtype, device)
-        outs = [empty_like(arrays[0], s, d, device, handle) for _, s, d in self._outputs]
+        outs = self._allocate(arrays[0], device, handle)
         if not self.plan.kernels:
             return outs
         if found is None:
@@ -106,6 +106,10 @@ class CudaRunner:
             values[name] = view(o, name).pointer
         module.run(values, stream_of(arrays[0], device) if handle is None else handle, device)
         return outs
+
+    def _allocate(self, like: Any, device: int, stream: int | None) -> list[Any]:
+        """Arrays for the outputs, of the kind of `like`."""
+        return [empty_like(like, s, d, device, stream) for _, s, d in self._outputs]
 
     def _format(self, key: tuple, views: list[View]) -> tuple[GpuModule, dict[str, int]]:
         packed = tuple(

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,23 +26,16 @@ from ..errors import EqsatError
 from ..extraction.extract import extract
 from ..extraction.plan import Axis, Kernel, Plan
 from ..program import Program
-from ..reference import Env, _assembled
 from ..rules import RULES, Rule
 from ..rules.joins import find
 from ..scores import may_be_masked
 from ..targets import Target, parse_target
-from ..terms import PREDICATES, Term, postorder
-from .conditioning import Approx, step
+from ..terms import postorder
 from .graphs import check_graph
+from .rounding import difference, reference, worst
 from .statements import MOST_SPACE, RANGES, Statements
 
 TARGETS = {"cpu": ("cpu",), "cuda": ("cuda:sm_80", "cuda:sm_90a"), "hip": ("hip:gfx942", "hip:gfx1100")}
-_ROUNDING = {"float64": 2e-15, "float32": 2.4e-7, "float16": 2e-3, "bfloat16": 1.6e-2}  # four units
-_LARGEST = {"float64": 1e300, "float32": 1e37, "float16": 3e4, "bfloat16": 1e37}  # beyond, a result may overflow
-_LEAST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}  # below, it may vanish
-_SLACK = 8.0
-_FLOOR = {"float64": 1e-9, "float32": 4e-5, "float16": 1e-2, "bfloat16": 6e-2}  # relative to the output's largest element
-_EXACT = ("input", "iota", "num", "view", "gather", "where")
 _MOST_VALUES = 1 << 24  # numbers that all e-nodes together may have, for their values to be compared
 _NODES = 3000  # of an e-graph, at which saturation stops: by size and not by time, so that a case runs the same everywhere
 
@@ -295,9 +287,9 @@ class _Stages:
 
             return make_runner(program, plan, target)(values, None)
         from ..codegen.cuda.emit import emit, schedule_of
-        from ..codegen.cuda.emulate import EmulationError, run_source
+        from ..codegen.cuda.emulate import EmulationError, emulated, run_source
 
-        arch = emulated(str(target))
+        arch = emulated(target)
         for p in tiles:
             self.coverage.add(f"{target} as {type(schedule_of(p, plan.buffers, arch)).__name__}")
         source = emit(tiles, plan.buffers, arch)
@@ -331,16 +323,6 @@ def _tiled(r: random.Random, target: str, x: Axis) -> Axis:
     return replace(x, tile=min(r.choice([*tiles, x.extent]), x.extent))
 
 
-@cache
-def emulated(target: str) -> Any:
-    """The architecture by which a GPU target's text runs on the CPU."""
-    from ..codegen.cuda.arch import emulator_arch, hopper_emulator_arch
-    from ..codegen.hip import hip_emulator
-
-    kind, _, name = target.partition(":")
-    return hip_emulator(name) if kind == "hip" else hopper_emulator_arch() if name == "sm_90a" else emulator_arch()
-
-
 # ------------------------------------------------------------------ values
 
 
@@ -370,59 +352,3 @@ def arrays(case: Case, program: Program) -> list[np.ndarray]:
                     x[0] = -np.inf
         out.append(np.asarray(x).astype(np.dtype(i.dtype)))
     return out
-
-
-def worst(program: Program) -> str:
-    """The least exact dtype that a program computes in."""
-    dtypes = [program.compute_dtype, *(i.dtype for i in program.inputs), *(o.dtype for o in program.outputs)]
-    return max((d for d in dtypes if d in _ROUNDING), key=_ROUNDING.__getitem__)
-
-
-def reference(program: Program, values: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Outputs in float64, and bounds of what rounding in the program's least exact dtype may do to them: inf where it cannot be told."""
-    dtype = worst(program)
-    env = Env(program.axes, {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)})
-    memo: dict[Term, Approx] = {}
-    for t in postorder(o.term for o in program.outputs):
-        args = [memo[a] for a in t.args]
-        memo[t] = _rounded(t, step(t.op, t.attr, args, env), args, env, dtype)
-    wants = [_assembled(o, memo[o.term].value, env) for o in program.outputs]
-    exact = [replace(o, dtype="float64") for o in program.outputs]
-    return wants, [_assembled(o, memo[o.term].bound, env) for o in exact]
-
-
-def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -> Approx:
-    """With the error of one more rounding, and of sums in any order."""
-    if t.op in _EXACT or t.attr in PREDICATES:
-        return a
-    scale = np.abs(a.x)
-    if t.op == "red" and t.attr[0] == "+":  # type: ignore[index]
-        order, parts = env.explicit(t.attr[1], args[0].value, 0.0)  # type: ignore[index]
-        total = np.abs(np.where(np.isfinite(parts), parts, 0.0)).sum(axis=0)
-        _, (total,) = env.align([(tuple(order[1:]), np.asarray(total))])
-        scale = np.maximum(scale, total) if total.ndim == a.x.ndim else scale
-    elif t.op == "add":
-        _, xs = env.align([b.value for b in args])
-        scale = np.asarray(sum(np.abs(np.where(np.isfinite(x), x, 0.0)) for x in xs))
-    with np.errstate(all="ignore"):
-        error = a.error + _ROUNDING[dtype] * np.where(np.isfinite(a.x), scale, 0.0) + np.where(a.x != 0, _LEAST[dtype], 0.0)
-        error = np.where(np.isfinite(a.x) & (np.abs(a.x) > _LARGEST[dtype]), np.inf, error)
-    return Approx(a.axes, a.x, np.broadcast_to(error, a.x.shape))
-
-
-def difference(want: np.ndarray, bound: np.ndarray, got: np.ndarray, dtype: str) -> str | None:
-    """What differs by more than its bound allows, if anything does."""
-    if want.shape != got.shape:
-        return f"shape {got.shape} instead of {want.shape}"
-    want = want.astype(np.float64)
-    sure = np.isfinite(bound)
-    scale = np.abs(want[np.isfinite(want) & sure]).max(initial=0.0)
-    alike = (want == got) | (np.isnan(want) & np.isnan(got))
-    finite = np.isfinite(want) & np.isfinite(got)
-    gap = np.abs(np.where(finite, want, 0.0) - np.where(finite, got, 0.0))
-    near = finite & (gap <= _SLACK * np.where(sure, bound, 0.0) + _FLOOR[dtype] * scale + _LEAST[dtype])
-    bad = sure & ~(alike | near)
-    if not bad.any():
-        return None
-    at = tuple(int(n) for n in np.argwhere(bad)[0])
-    return f"{got[at]:.9g} instead of {want[at]:.9g} ± {bound[at]:.2g} at {at} ({int(bad.sum())} of {bad.size} elements)"
