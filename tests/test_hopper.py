@@ -303,6 +303,26 @@ def test_pivots_beside_the_quotient(what: str) -> None:
     assert isinstance(s, Pipeline) and s.pivots.candidates and s.pivot == "running"
 
 
+def test_what_would_read_beyond_its_tiles_has_no_such_form() -> None:
+    """40 keys end inside a matrix instruction's 16: what registers and tiles hold behind them is anything, and 0 · anything may be
+    NaN.  A product outside the loop would never be issued."""
+
+    def f(q, k, v):  # type: ignore[no-untyped-def]
+        return en.xp.tanh(q @ k.mT) @ v
+
+    shapes = [(64, 64), (40, 64), (40, 64)]
+    p = en.trace(f, *(en.TensorSpec(s, "bfloat16") for s in shapes))
+    plan = en.optimize(p, "cuda:sm_90a").plan
+    (k,) = plan.kernels
+    loop = next(a for a, x in k.axes.items() if x.extent == 40)
+    whole = {a: replace(x, tile=x.extent, role="grid" if x.role == "grid" else "whole") for a, x in k.axes.items()}
+    for streamed, why in (({loop: 40}, "ends inside"), ({"a1": 16}, "outside the loop")):
+        axes = whole | {a: replace(whole[a], tile=n, role="loop") for a, n in streamed.items()}
+        wanted = replace(k, axes=axes, choices={"warpgroups": 1})
+        with pytest.raises(Unsupported, match=why):
+            schedule_of(lower(wanted, plan.buffers), plan.buffers, hopper_emulator_arch())
+
+
 def test_what_has_no_such_form() -> None:
     p = attention("prefill_global", *[(1, 2, 300, 64)] * 3)
     for tiles, choices in (({"a1": 96, "a3": 64}, {}), ({"a1": 128, "a3": 64}, {"stages": 99}), ({"a1": 256, "a3": 64}, {})):

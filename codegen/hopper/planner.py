@@ -191,6 +191,9 @@ class WarpgroupPlanner(Planner):
         o = self.out
         self.loop = self.only_loop()
         inside = {x.out.id for x in self.loop.body if isinstance(x, Load)}
+        within = {x.out.id for x in self.loop.body if isinstance(x, Contract)}
+        if not within.issuperset(o.contracts):
+            raise Unsupported("a product outside the loop")
         for n, c in o.contracts.items():
             self.check_contract(n, c)
         parts = self.partition(self.loop.body)
@@ -446,6 +449,10 @@ class WarpgroupPlanner(Planner):
             raise Unsupported(f"a result of {home.row.padded} × {home.column.padded}")
         if c.dtype not in HALVES:
             raise Unsupported(f"operands of {c.dtype}")
+        if self.size(c.inner) % 16 and not all(
+            x.where == "tile" and set(self.out.tiles[x.value.id].inner) == set(c.inner) for x in (c.left, c.right)
+        ):  # along rows in memory, what is beyond the end is copied as zeros (see `box`)
+            raise Unsupported("a summed axis that ends inside a matrix instruction")
         for x in (c.left, c.right):
             if x.where == "tile" and self.dtype(x.value) != c.dtype:
                 raise Unsupported("operands of two dtypes")
