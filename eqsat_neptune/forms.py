@@ -82,8 +82,7 @@ def kernel_values(
         return [np.empty(o.shape) for o in program.outputs], "no elements"
     if target.kind == "cpu":
         return list(make_runner(program, plan, target)(arrays, None)), "cpu"
-    from .codegen.cuda.emit import emit
-    from .codegen.cuda.emulate import EmulationError, emulated, host_compiler
+    from .codegen.cuda.emulate import EmulationError, emit_for, emulated, host_compiler, run_source
     from .codegen.cuda.layout import Unsupported
     from .runtime import checked
 
@@ -91,15 +90,14 @@ def kernel_values(
         return checked.run(program, plan, target, arrays), "GPU"
     if host_compiler() is None:
         raise NotRun("no GPU of this architecture and no C++ compiler for the emulator")
-    from .codegen.cuda.emulate import run_source
-
     tiles = [lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels]
+    inputs = {i.name: x for i, x in zip(program.inputs, arrays)}
     try:
-        source = emit(tiles, plan.buffers, emulated(target))
+        source = emit_for(tiles, plan.buffers, inputs, emulated(target))
     except Unsupported as e:
         raise NotRun(str(e)) from None
     try:
-        (out,) = run_source(source, plan.buffers, {i.name: x for i, x in zip(program.inputs, arrays)}, (seed % 7,))
+        (out,) = run_source(source, plan.buffers, inputs, (seed % 7,))
     except EmulationError as e:
         if "not emulated" in str(e):
             raise NotRun(str(e)) from None

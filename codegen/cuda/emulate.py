@@ -57,7 +57,19 @@ def run(
     seeds: Sequence[int] = (0,),
 ) -> list[dict[str, np.ndarray]]:
     """Outputs (and temporaries) by name, once for each seed; 16-bit and 8-bit floats as ml_dtypes arrays."""
-    return run_source(emit(programs, buffers, arch or emulator_arch()), buffers, inputs, seeds)
+    return run_source(emit_for(programs, buffers, inputs, arch or emulator_arch()), buffers, inputs, seeds)
+
+
+def emit_for(
+    programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], inputs: Mapping[str, np.ndarray], arch: Arch
+) -> Source:
+    """The text that a call with these inputs runs: without tensor maps if they cannot describe them."""
+    source = emit(programs, buffers, arch)
+    for name in source.mapped & inputs.keys():
+        x = inputs[name]
+        if not is_packed(x.shape, [s // x.itemsize for s in x.strides], buffers[name].dtype, x.ctypes.data):
+            return emit(programs, buffers, arch, maps=False)
+    return source
 
 
 def run_source(
