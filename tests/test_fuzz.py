@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from eqsat_neptune.codegen.cuda.emulate import host_compiler
 from eqsat_neptune.rules import RULES, Rule
 
 from eqsat_neptune.errors import EqsatError
 from eqsat_neptune.runtime import cpu
-from eqsat_neptune.testing import cases
+from eqsat_neptune.testing import cases, fuzz
 from eqsat_neptune.testing.cases import Case, Outcome, difference, run
-from eqsat_neptune.testing.fuzz import Fuzzer, keep, load, main, shrink
-from eqsat_neptune.testing.statements import REDUCTIONS, ROWWISE, Call, Operand, Statements, draw, mutate
+from eqsat_neptune.testing.fuzz import Fuzzer, alone, keep, load, main, shrink
+from eqsat_neptune.testing.statements import REDUCTIONS, ROWWISE, Call, Operand, Statements, draw, draw_products, mutate
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 SOFTMAX = Statements(
@@ -135,6 +140,40 @@ def test_a_case_that_never_ends_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> No
     assert (outcome.kind, outcome.stage) == ("hang", "extraction")
 
 
+@pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler on this machine")
+def test_random_pipelines_are_reached() -> None:
+    """Most chains of products for sm_90a run as pipelines of warpgroups, by schedules that differ, and their cases are kept."""
+    seen: set[str] = set()
+    count = 0
+    for n in (1, 4, 7, 10, 20, 33):
+        r = random.Random(n)
+        outcome = run(Case(draw_products(r, "bfloat16"), seed=n, target="cuda:sm_90a", pipeline=n + 1))
+        assert not outcome.faulty, outcome
+        count += "cuda:sm_90a as Pipeline" in outcome.coverage
+        seen |= outcome.coverage
+    assert count >= 4
+    assert {"pipeline products 1 1", "pipeline warpgroups 1"} <= seen and len([s for s in seen if s.startswith("pipeline order")]) > 1
+
+
+def test_drawn_products_fit_together_and_reach_each_target() -> None:
+    for n in range(40):
+        draw_products(random.Random(n), "float16").trace()
+    f = Fuzzer(1, targets=("cuda", "hip"))
+    drawn = [f.case(n) for n in range(60)]
+    assert {c.target for c in drawn} == {"cuda:sm_80", "cuda:sm_90a", "hip:gfx942", "hip:gfx1100"}
+    piped = [c for c in drawn if c.pipeline]
+    assert piped and all(c.target == "cuda:sm_90a" for c in piped)
+    assert [f.case(n) for n in range(60)] == drawn
+
+
+def test_pipelines_are_shrunk_away_where_they_play_no_part() -> None:
+    start = Case(SOFTMAX, target="cuda:sm_90a", pipeline=5)
+    case, _ = shrink(start, Outcome("crash", "run"), lambda case: Outcome("crash" if case.program.calls else "ok", "run"))
+    assert not case.pipeline and case.target == "cuda:sm_90a"
+    kept, _ = shrink(start, Outcome("crash", "run"), lambda case: Outcome("crash" if case.pipeline else "ok", "run"))
+    assert kept.pipeline == 5 and Case.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+
+
 # ------------------------------------------------------------------ planted faults
 
 
@@ -220,10 +259,20 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_process_that_died_leaves_its_case_as_a_fault(tmp_path: Path) -> None:
     f = Fuzzer(5, folder=tmp_path)
     f.step()
-    last = load(tmp_path / "running.json")
-    Fuzzer(5, folder=tmp_path).died(-11)
+    last = load(tmp_path / "running-5-cpu.json")
+    again = Fuzzer(5, folder=tmp_path)
+    found = again.recover(lambda case: Outcome("crash" if case == last else "ok", "process", "exit -11"))
+    assert found == (last, Outcome("crash", "process", "exit -11")) and again.figures.tried == 2
     assert [load(p) for p in (tmp_path / "faults").glob("*.json")] == [last]
     assert [c for c, _ in Fuzzer(5, folder=tmp_path).faults.values()] == [last]
+    assert again.recover(lambda case: Outcome("crash", "process")) is None  # once is enough
+
+
+def test_a_process_that_was_ended_is_no_fault(tmp_path: Path) -> None:
+    f = Fuzzer(5, folder=tmp_path)
+    f.step()
+    again = Fuzzer(5, folder=tmp_path)
+    assert again.recover(alone) is None and not again.faults and again.figures.lost == 1
 
 
 def test_bad_states_and_arguments_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +291,48 @@ def test_the_command_prints_figures(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode in (0, 3), done.stderr
     assert "programs in" in done.stdout
-    assert (tmp_path / "state-4-cpu.json").exists() and not (tmp_path / "running.json").exists()
+    assert (tmp_path / "state-4-cpu.json").exists() and not list(tmp_path.glob("running*"))
+
+
+def test_jobs_have_streams_of_their_own_and_one_summary(tmp_path: Path) -> None:
+    """One of them is killed on the way: it is started anew, and nothing is counted twice or forgotten."""
+    command = [sys.executable, "-m", "eqsat_neptune.testing.fuzz", "--seconds", "14", "--jobs", "2", "--corpus", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
+        deadline = time.monotonic() + 60
+        while not (states := [s for s in tmp_path.glob("state-0*.json") if load_state(s)["tried"]]) or len(states) < 2:
+            assert time.monotonic() < deadline and p.poll() is None
+            time.sleep(0.1)
+        children = Path(f"/proc/{p.pid}/task/{p.pid}/children")
+        if children.exists():
+            os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+        out, err = p.communicate(timeout=120)
+    assert p.returncode in (0, 3), err
+    states = sorted(tmp_path.glob("state-0*.json"))
+    assert [s.name for s in states] == ["state-0-cpu.json", "state-0.1-cpu.json"]
+    tried = [load_state(s)["tried"] for s in states]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["tried"] == sum(tried) and all(tried) and summary["cpu_hours"] > 0 and f"{sum(tried)} programs" in out
+    assert sum(summary["kinds"].values()) + summary["lost"] == summary["tried"] == sum(summary["targets"].values()) + summary["lost"]
+    assert Fuzzer(0).case(0) != Fuzzer(0, 1).case(0)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())["figures"])
+
+
+def test_a_lost_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some errors of a kernel CUDA is lost to the process: shrinking takes others, and so does the next case."""
+    lost = Outcome("refused", "cuda run", "DeviceError: running the kernels: CUDA error 700 (a kernel that ran before failed, and CUDA is lost")
+    apart: list[Case] = []
+
+    def elsewhere(case: Case) -> Outcome:
+        apart.append(case)
+        return replace(lost, kind="crash")
+
+    monkeypatch.setattr(fuzz, "run", lambda *_: replace(lost, kind="crash"))
+    monkeypatch.setattr(fuzz, "alone", elsewhere)
+    f = Fuzzer(3)
+    assert f.step() and f.broken and 0 < len(apart) <= fuzz.ALONE
 
 
 # ------------------------------------------------------------------ the corpus

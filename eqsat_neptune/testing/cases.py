@@ -4,7 +4,7 @@ float64 evaluation of the source."""
 from __future__ import annotations
 
 import json
-import math
+import os
 import random
 import signal
 import threading
@@ -16,6 +16,10 @@ from typing import Any
 import numpy as np
 
 from ..codegen.check import check
+from ..codegen.cuda.arch import cuda_arch
+from ..codegen.cuda.emit import schedule_of
+from ..codegen.cuda.emulate import EmulationError, emit_for, emulated, host_compiler, run_source
+from ..codegen.hopper.planner import Pipeline
 from ..codegen.lower import LoweringError, lower
 from ..codegen.tile import Loop, Stmt, TileProgram, walk
 from ..compiler import _settled
@@ -28,15 +32,20 @@ from ..extraction.plan import Axis, Kernel, Plan
 from ..program import Program
 from ..rules import RULES, Rule
 from ..rules.joins import find
+from ..runtime import checked
 from ..scores import may_be_masked
 from ..targets import Target, parse_target
 from ..terms import postorder
+from ..verification import space, work
 from .graphs import check_graph
+from .pipelines import as_pipelines, seen
 from .rounding import difference, reference, worst
 from .statements import MOST_SPACE, RANGES, Statements
 
 TARGETS = {"cpu": ("cpu",), "cuda": ("cuda:sm_80", "cuda:sm_90a"), "hip": ("hip:gfx942", "hip:gfx1100")}
+DEVICE = "EQSAT_NEPTUNE_FUZZ_DEVICE"
 _MOST_VALUES = 1 << 24  # numbers that all e-nodes together may have, for their values to be compared
+_MOST_WORK = 1 << 22  # elements of one term, of a program that has a larger space
 _NODES = 3000  # of an e-graph, at which saturation stops: by size and not by time, so that a case runs the same everywhere
 
 
@@ -49,6 +58,7 @@ class Case:
     order      0: rules as in the registry; else a seed of their order and of which run with the contractions
     split      0: no reduction may be split; else a seed of which may
     schedule   0: the plan that the search found; else a seed of another candidate and of other tiles
+    pipeline   0: as the schedule says; else a seed of a pipeline of warpgroups, for a target and a plan that can be one
     reason     why it fails, of a case in a corpus that is known to
     """
 
@@ -60,6 +70,7 @@ class Case:
     split: int = 0
     numerics: str = "safe"
     schedule: int = 0
+    pipeline: int = 0
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -68,9 +79,9 @@ class Case:
     @staticmethod
     def from_json(d: Any) -> Case:
         """ValueError unless this is a case."""
-        if not isinstance(d, dict) or set(d) != set(Case.__dataclass_fields__):
+        if not isinstance(d, dict) or set(d) | {"pipeline"} != set(Case.__dataclass_fields__):
             raise ValueError("not a case")
-        numbers = [d[n] for n in ("seed", "order", "split", "schedule")]
+        numbers = [d.get(n, 0) for n in ("seed", "order", "split", "schedule", "pipeline")]
         texts = [d["target"], d["numerics"], d["reason"], *d["without"]]
         if not all(isinstance(n, int) for n in numbers) or not all(isinstance(t, str) for t in texts):
             raise ValueError("not a case")
@@ -99,7 +110,7 @@ class Case:
             lines.append(f"x{n} = np.array({values.replace('inf', 'np.inf').replace('nan', 'np.nan')})")
         names = [f"{{}}{n}" for n in range(len(self.program.inputs))]
         specs, xs = (", ".join(n.format(c) for n in names) for c in "sx")
-        plain = self.target == "cpu" and not (self.without or self.order or self.split or self.schedule)
+        plain = self.target == "cpu" and not (self.without or self.order or self.split or self.schedule or self.pipeline)
         lines += [f"traced = en.trace(program, {specs})", f"print(en.evaluate(traced, {xs}))"]
         if plain and all(i.dtype in ("float64", "float32") for i in self.program.inputs):
             xs = ", ".join(f"x{n}.astype('{i.dtype}')" for n, i in enumerate(self.program.inputs))
@@ -189,7 +200,7 @@ class _Stages:
     def run(self) -> None:
         case = self.case
         program = case.program.trace()
-        if math.prod(program.axes.values()) > MOST_SPACE:
+        if space(program) > MOST_SPACE and work(program) > _MOST_WORK:
             raise EqsatError("too large to compare")
         target = parse_target(case.target)
         values = arrays(case, program)
@@ -201,7 +212,7 @@ class _Stages:
         )
         self._saw(saturated)
         self.stage = "e-graph"
-        if saturated.graph.size * math.prod(program.axes.values()) <= _MOST_VALUES:
+        if saturated.graph.size * space(program) <= _MOST_VALUES:
             exact = {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)}
             verdict = check_graph(saturated, program, case.seed, exact, 2 + case.split % 3)
             if not verdict.ok:
@@ -209,7 +220,7 @@ class _Stages:
         self.stage = "extraction"
         model = model_for(case.target)
         found = extract(saturated.graph, program, model, numerics=case.numerics)
-        plan = _settled(self._plan(found), target, model)
+        plan = self._pipelines(found, target) or _settled(self._plan(found), target, model)
         self.stage = "lowering"
         tiles = [check(lower(k, plan.buffers, plan.compute_dtype)) for k in plan.kernels]
         for p in tiles:
@@ -279,6 +290,17 @@ class _Stages:
             plan = replace(plan, kernels=tuple(_rescheduled(r, case.target, k, plan) for k in plan.kernels))
         return plan
 
+    def _pipelines(self, found: Any, target: Target) -> Plan | None:
+        """By the seed, a plan whose kernels are pipelines of warpgroups; None if none can be."""
+        if not self.case.pipeline or target.kind != "cuda" or not cuda_arch(target.arch).warpgroups:
+            return None
+        r = random.Random(self.case.pipeline)
+        plans = [found.plan, *(c.plan for c in found.candidates)]
+        for plan in r.sample(plans, len(plans)):
+            if (new := as_pipelines(r, plan, emulated(target))) is not None:
+                return new
+        return None
+
     def _results(
         self, program: Program, plan: Plan, tiles: Sequence[TileProgram], target: Target, values: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
@@ -286,14 +308,16 @@ class _Stages:
             from ..backends import make_runner
 
             return make_runner(program, plan, target)(values, None)
-        from ..codegen.cuda.emit import emit, schedule_of
-        from ..codegen.cuda.emulate import EmulationError, emulated, run_source
-
         arch = emulated(target)
         for p in tiles:
-            self.coverage.add(f"{target} as {type(schedule_of(p, plan.buffers, arch)).__name__}")
-        source = emit(tiles, plan.buffers, arch)
+            schedule = schedule_of(p, plan.buffers, arch)
+            self.coverage.add(f"{target} as {type(schedule).__name__}")
+            self.coverage.update(seen(schedule) if isinstance(schedule, Pipeline) else ())
+        if on_device(target):
+            self.coverage.add(f"{target} on the device")
+            return checked.run(program, plan, target, values)
         inputs = {i.name: x for i, x in zip(program.inputs, values)}
+        source = emit_for(tiles, plan.buffers, inputs, arch)
         try:
             (out,) = run_source(source, plan.buffers, inputs, (self.case.seed % 7,))
         except EmulationError as e:
@@ -301,6 +325,18 @@ class _Stages:
                 raise EqsatError(str(e)) from None
             raise
         return [out[f"out{n}"] for n in range(len(program.outputs))]
+
+
+def on_device(target: Target) -> bool:
+    """Does this target's code run on a GPU that is here?  With "emulator" in the environment (see DEVICE): never."""
+    return os.environ.get(DEVICE) != "emulator" and checked.present(target)
+
+
+def runnable(target: str) -> str | None:
+    """None if a target's code can be run here, else what is missing."""
+    if target == "cpu" or host_compiler() is not None or on_device(parse_target(target)):
+        return None
+    return "no C++ compiler for the emulator"
 
 
 def _rescheduled(r: random.Random, target: str, k: Kernel, plan: Plan) -> Kernel:

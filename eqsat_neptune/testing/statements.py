@@ -30,7 +30,7 @@ OTHERS = (
 FUNCTIONS = frozenset((*UNARY, *BINARY, *REDUCTIONS, *COMPARISONS, *ROWWISE, *OTHERS))
 KINDS = ("normal", "positive", "ties", "constant", "large", "offset", "masked")  # of input values: see running the case
 RANGES = {"positive": (0.5, 2.0)}
-MOST_ELEMENTS = 4096  # of one tensor
+MOST_ELEMENTS = 4096  # of one tensor, of a program that is no chain of matrix products
 MOST_SPACE = 1 << 16  # points of a program's whole iteration space
 
 Arg = str | float | list[str]  # a name, a number, names
@@ -186,8 +186,8 @@ def _plain(v: Any) -> Any:
 class _Growing:
     """A program while it is drawn: it is traced along with that, so that every statement fits."""
 
-    def __init__(self, r: random.Random, values: dict[str, Any], calls: list[Call], extents: Sequence[int]):
-        self.r, self.values, self.calls, self.extents = r, values, calls, extents
+    def __init__(self, r: random.Random, values: dict[str, Any], calls: list[Call], extents: Sequence[int], most: int):
+        self.r, self.values, self.calls, self.extents, self.most = r, values, calls, extents, most
         self.reduced: list[str] = [f"v{n}" for n, c in enumerate(calls) if c.fn in REDUCTIONS]
 
     def grow(self, wanted: int) -> None:
@@ -202,7 +202,7 @@ class _Growing:
                 size = math.prod(value.shape)
             except EqsatError:
                 continue
-            if not 0 < size <= MOST_ELEMENTS:
+            if not 0 < size <= self.most:
                 continue
             if call.fn in REDUCTIONS:
                 self.reduced.append(f"v{len(self.calls)}")
@@ -306,6 +306,78 @@ def draw(r: random.Random, dtype: str = "float64", extents: Sequence[int] = (1, 
     return _grown(r, Statements(inputs, (), ("x0",)), r.randint(4, 14), pool)
 
 
+def draw_products(r: random.Random, dtype: str) -> Statements:
+    """Matrix products one after the other, the ways that layers make them: [i, d]·[d, k], something of each element or of rows of
+    them, perhaps masked, and then [i, k]·[k, e]; of extents that tiles of matrix instructions and pipelines of them divide, or not."""
+    d, e = r.choice((16, 32, 64, 64, 64, 72, 128)), r.choice((16, 32, 64, 64, 64, 128))
+    rows, keys = r.choice((8, 64, 64, 96, 128, 130)), r.choice((16, 40, 64, 96, 128, 150))
+    heads = r.choice(([], [], [1], [2], [3]))
+    shared = bool(heads) and r.random() < 0.3  # heads of queries read the same keys
+    turned = r.random() < 0.6  # the right operand has its rows along what is summed
+    kinds = ("normal",) * 8 + ("ties", "positive", "constant")
+    inputs = [Operand((*heads, rows, d), dtype, r.choice(kinds))]
+    calls: list[Call] = []
+
+    def call(fn: str, *args: Any, **options: Any) -> str:
+        calls.append(Call(fn, args, tuple(options.items())))
+        return f"v{len(calls) - 1}"
+
+    def read(*shape: int, kind: str = "") -> str:
+        inputs.append(Operand(shape, dtype, kind or r.choice(kinds)))
+        return f"x{len(inputs) - 1}"
+
+    outer = [] if shared else heads
+    n = len(outer)
+    right = read(*outer, keys, d) if turned else read(*outer, d, keys)
+    s = call("matmul", "x0", call("permute_dims", right, axes=[*range(n), n + 1, n]) if turned else right)
+    if r.random() < 0.15:
+        return Statements(tuple(inputs), tuple(calls), (s,))  # a product and nothing else
+    if r.random() < 0.7:
+        s = call("multiply", s, r.choice((0.125, 0.25, 0.1, -0.2, 1.0)))
+    for _ in range(r.randint(0, 2)):
+        match r.choice(("tanh", "bias", "row", "cap", "scale")):
+            case "tanh":
+                s = call("tanh", s)
+            case "bias":
+                s = call("add", s, read(keys, kind=r.choice(("normal", "masked"))))
+            case "row":
+                s = call("multiply", s, read(rows, 1))
+            case "cap":
+                s = call("multiply", call("tanh", call("multiply", s, 0.2)), 5.0)
+            case "scale":
+                s = call("add", s, read(rows, keys, kind="normal"))
+    hidden = r.choice((None, None, "tril", "tril", "window", "data"))
+    at = call("astype", call("arange", float(rows)), dtype=dtype) if hidden in ("tril", "window") else ""
+    if at:
+        row = call("expand_dims", at, axis=1)
+        key = call("astype", call("arange", float(keys)), dtype=dtype)
+        keep = call("less_equal", key, call("add", row, float(r.choice((0, 0, 5, keys - rows)))))
+        if hidden == "window":
+            keep = call("multiply", keep, call("less", call("subtract", row, key), float(r.choice((3, 33)))))
+            keep = call("greater", call("astype", keep, dtype=dtype), 0.5)
+    elif hidden:
+        keep = call("less", read(keys), 0.8)
+    form = r.choice(("softmax", "written", "written", "activation", "plain", "exp"))
+    if form in ("softmax", "written", "exp"):
+        s = call("where", keep, s, -math.inf) if hidden else s
+        if form == "softmax":
+            s = call("softmax", s, axis=-1)
+        else:
+            top = call("max", s, axis=-1, keepdims=True)
+            s = call("exp", call("subtract", s, top) if form == "written" else call("multiply", s, 0.1))
+            total = call("sum", s, axis=-1, keepdims=True)
+            s = call("divide", s, total) if r.random() < 0.7 else s
+    else:
+        s = call(r.choice(("tanh", "relu", "square", "silu")), s) if form == "activation" else s
+        s = call("where", keep, s, 0.0) if hidden else s
+    outputs = [call("matmul", s, read(*outer, keys, e))]
+    if form == "written" and r.random() < 0.3:
+        outputs.append(r.choice((top, total)))
+    if r.random() < 0.3:
+        outputs[0] = call(r.choice(("tanh", "relu", "square")), outputs[0])
+    return Statements(tuple(inputs), tuple(calls), tuple(outputs)).compact()
+
+
 def mutate(r: random.Random, old: Statements) -> Statements:
     """Another program: a statement changed, or cut short, or grown."""
     calls, inputs = list(old.calls), list(old.inputs)
@@ -341,7 +413,7 @@ def _grown(r: random.Random, start: Statements, wanted: int, extents: Sequence[i
                     break
                 values[f"v{len(calls)}"] = value
                 calls.append(c)
-        _Growing(r, values, calls, extents).grow(wanted)
+        _Growing(r, values, calls, extents, max([MOST_ELEMENTS, *(math.prod(v.shape) for v in values.values())])).grow(wanted)
         return (values["x0"],)
 
     specs = [TensorSpec(i.shape, i.dtype, range=RANGES.get(i.kind)) for i in start.inputs]
