@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +25,9 @@ import eqsat_neptune as en
 from eqsat_neptune import TensorSpec, cache, egraph
 from eqsat_neptune.errors import EqsatError
 from eqsat_neptune.program import Program
+from eqsat_neptune.runtime import nvrtc
+from eqsat_neptune.runtime.compiled import Compiled, KernelInfo
+from eqsat_neptune.runtime.cuda import compiled_cuda
 
 X = np.linspace(-2, 2, 35, dtype=np.float32).reshape(5, 7)
 
@@ -118,8 +124,8 @@ class Bomb:
 
 def flipped(at: float) -> Callable[[bytes], bytes]:
     def flip(raw: bytes) -> bytes:
-        i = int(at * (len(raw) - 1))
-        return raw[:i] + bytes([raw[i] ^ 4]) + raw[i + 1 :]
+        i = int(at * (len(raw) - 1)) if raw else 0
+        return raw and raw[:i] + bytes([raw[i] ^ 4]) + raw[i + 1 :]
 
     return flip
 
@@ -389,6 +395,151 @@ def test_killed_in_the_middle_of_saving(folder: Path, python: Callable[..., subp
     code = HALF.replace("sys.argv[1:]", "True").replace("sys.argv[1]", repr(str(target)))
     killed_halfway(python(code, folder))
     assert target.read_bytes() == before and right(en.load(target))
+
+
+HAMMER = """
+import json, random, sys, time, warnings
+import numpy as np
+import eqsat_neptune as en
+warnings.simplefilter("ignore")                             # entries are damaged while this runs
+def scaled(c):
+    return lambda x: c * x.__array_namespace__().sum(x * x, axis=-1)
+programs = [en.trace(scaled(c), en.TensorSpec((5, 7))) for c in (1.0, 2.0, 3.0)]
+x = np.linspace(-2, 2, 35, dtype=np.float32).reshape(5, 7)
+want = [c * (x * x).sum(-1) for c in (1.0, 2.0, 3.0)]
+while time.time() < float(sys.argv[1]):                     # all begin at once
+    time.sleep(0.001)
+r, cached, wrong = random.Random(int(sys.argv[2])), 0, 0
+for n in range(24):
+    i = r.randrange(3)
+    k = en.optimize(programs[i])
+    cached += k.from_cache
+    wrong += not np.allclose(k(x), want[i], rtol=2e-6)
+print(json.dumps(dict(cached=cached, wrong=wrong)))
+"""
+
+
+def test_eight_processes_share_a_cache_that_is_damaged_under_them(
+    folder: Path, python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """All write the same three entries at the same time, one more is killed while it does, and what they read is truncated, flipped
+    and swapped meanwhile: no result is wrong, no process fails, and what is left in the end is whole or refused."""
+    begin = str(time.time() + 3)
+    code = HAMMER.replace("sys.argv[1]", repr(begin))
+    others = [python(code.replace("sys.argv[2]", str(n)), folder) for n in range(8)]
+    victim = python(code.replace("sys.argv[2]", "8").replace("range(24)", "range(10**6)"), folder)
+    r = random.Random(0)
+    damage = list(DAMAGE.values())
+    while any(p.poll() is None for p in others):
+        time.sleep(0.1)
+        entries = [f for f in files(folder) if not f.name.startswith(".")]
+        with contextlib.suppress(OSError):
+            if entries:
+                one, two = r.choice(entries), r.choice(entries)
+                one.write_bytes(r.choice(damage)(one.read_bytes()) if r.random() < 0.7 else two.read_bytes())
+        if r.random() < 0.2 and victim.poll() is None:
+            victim.kill()
+    victim.kill()
+    victim.communicate()
+    got = [finished(p) for p in others]
+    assert not any(g["wrong"] for g in got) and sum(g["cached"] for g in got) > 24
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert right(en.optimize(program()))
+
+
+# ------------------------------------------------------------------ disks that are really full, or read-only
+
+ON_DISK = """
+import json, os, sys, warnings
+import numpy as np
+import eqsat_neptune as en
+x = np.linspace(-2, 2, 35, dtype=np.float32).reshape(5, 7)
+said = []
+for c in (1.0, 2.0):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        k = en.optimize(en.trace(lambda x: c * x, en.TensorSpec((5, 7))))
+    assert np.allclose(k(x), c * x, rtol=2e-6)
+    said += [str(w.message) for w in caught]
+try:
+    k.save(os.environ["EQSAT_NEPTUNE_CACHE"] + "/saved")
+    saved = "yes"
+except en.EqsatError as e:
+    saved = str(e)
+left = [f for d, _, fs in os.walk(os.environ["EQSAT_NEPTUNE_CACHE"]) for f in fs if f != "filler"]
+print(json.dumps(dict(said=said, saved=saved, left=left)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mount", "why"),
+    [
+        ("mount -t tmpfs -o size=16k none {0} && (cat /dev/zero > {0}/filler; truncate -s -2000 {0}/filler; true)", "No space left"),
+        ("mount -t tmpfs -o ro none {0}", "Read-only file system"),
+    ],
+    ids=["full", "read-only"],
+)
+def test_a_disk_that_is(mount: str, why: str, tmp_path: Path) -> None:
+    where = tmp_path / "disk"
+    where.mkdir()
+    inside = ["unshare", "-Urm", "sh", "-c"]
+    try:
+        subprocess.run([*inside, f"{mount.format(where)} 2> /dev/null"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        pytest.skip("this machine lets nobody mount a disk")
+    run = f'{mount.format(where)} 2> /dev/null; exec "$0" -c "$1"'
+    env = os.environ | {"EQSAT_NEPTUNE_CACHE": str(where)}
+    done = subprocess.run([*inside, run, sys.executable, ON_DISK], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    got = json.loads(done.stdout.splitlines()[-1])
+    assert len(got["said"]) == 2 and all(why in w and "set EQSAT_NEPTUNE_CACHE to one that can" in w for w in got["said"])
+    assert why in got["saved"] and got["left"] == []
+
+
+LIMITED = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))     # a write ends in the middle
+"""
+
+
+def test_a_write_that_ends_in_the_middle(folder: Path, python: Callable[..., subprocess.Popen[str]]) -> None:
+    pytest.importorskip("resource")
+    got = finished(python(LIMITED + ON_DISK, folder))
+    assert len(got["said"]) == 2 and all("File too large" in w for w in got["said"])
+    assert "File too large" in got["saved"] and got["left"] == []
+
+
+# ------------------------------------------------------------------ compiled kernels
+
+
+@pytest.mark.parametrize("how", [*DAMAGE, "swapped", "no kernel behind a header that fits"])
+def test_machine_code_is_believed_only_whole(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would run on the GPU is what the compiler gave for this source, or it is compiled again."""
+    made: list[str] = []
+
+    def compiler(source: str, arch: str, options: tuple[str, ...] = ()) -> Compiled:
+        made.append(source)
+        return Compiled(cubin=f"code of {source}".encode() * 9, log="", kernels={"k0": KernelInfo(32, 0, 0, 0)})
+
+    monkeypatch.setattr(nvrtc, "compile_cuda", compiler)
+    monkeypatch.setattr(nvrtc, "compiler_version", lambda arch: "1")
+    good = compiled_cuda("one", "sm_90a", ())
+    (entry,) = files(folder)
+    compiled_cuda("two", "sm_90a", ())
+    (other,) = (f for f in files(folder) if f != entry)
+    assert compiled_cuda("one", "sm_90a", ()) == good and made == ["one", "two"]
+    if how == "swapped":
+        entry.write_bytes(other.read_bytes())
+    elif how in DAMAGE:
+        entry.write_bytes(DAMAGE[how](entry.read_bytes()))
+    else:
+        cache.write(entry.name, b"[1, 2]\nsome code")
+    with pytest.warns(RuntimeWarning, match="made again"):
+        assert compiled_cuda("one", "sm_90a", ()) == good
+    assert made == ["one", "two", "one"]
+    assert compiled_cuda("one", "sm_90a", ("-DX=1",)).cubin and made[3:] == ["one"]  # options count too
 
 
 # ------------------------------------------------------------------ saved kernels

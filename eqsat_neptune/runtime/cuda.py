@@ -142,14 +142,25 @@ def compiled_cuda(source: str, arch: str, options: tuple[str, ...]) -> Compiled:
     from .nvrtc import compile_cuda, compiler_version
 
     key = cache.digest("cubin", source, arch, *options, compiler_version(arch))
-    raw = cache.read(key)
-    if raw is not None:
-        head, _, cubin = raw.partition(b"\n")
-        return Compiled(cubin=cubin, log="", kernels={n: KernelInfo(**k) for n, k in json.loads(head).items()})
+    if (kept := _kept(cache.read(key))) is not None:
+        return kept
     c = compile_cuda(source, arch, options=options)
     head = json.dumps({n: vars_of(k) for n, k in c.kernels.items()}).encode()
     cache.write(key, head + b"\n" + c.cubin)
     return c
+
+
+def _kept(raw: bytes | None) -> Compiled | None:
+    """What an entry of the cache holds; None if that is nothing, or nothing that `compiled_cuda` writes."""
+    if raw is None:
+        return None
+    head, _, cubin = raw.partition(b"\n")
+    try:
+        kernels = {n: KernelInfo(**k) for n, k in json.loads(head).items()}
+    except (ValueError, TypeError, AttributeError):
+        cache.warn("a cache entry holds no compiled kernel; it is made again")
+        return None
+    return Compiled(cubin=cubin, log="", kernels=kernels)
 
 
 def vars_of(k: KernelInfo) -> dict[str, int]:
