@@ -419,6 +419,7 @@ print(json.dumps(dict(cached=cached, wrong=wrong)))
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_share_a_cache_that_is_damaged_under_them(
     folder: Path, python: Callable[..., subprocess.Popen[str]]
 ) -> None:

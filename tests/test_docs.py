@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +66,43 @@ def test_a_wrong_rule_is_refused_with_its_smallest_counterexample() -> None:
     assert not verdict and time.process_time() - start < 10
     found = verdict.counterexample
     assert max(found.extents.values()) <= 2 and "recip(min[" in found
+
+
+def declared_in_a_copy(folder: Path, rule: str) -> None:
+    """The package as it is installed, with the text of a rule where CONTRIBUTING.md says that it goes: at the end of REDUCTIONS."""
+    package = folder / "eqsat_neptune"
+    skip = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "eqsat_neptune", package, ignore=skip)
+    for name in ("rules", "extraction", "codegen", "cost_models"):
+        shutil.copytree(ROOT / name, package / name, ignore=skip)
+    declared = package / "rules" / "declared.py"
+    head, start, rest = declared.read_text(encoding="utf-8").partition("\nREDUCTIONS = [")
+    body, end, tail = rest.partition("\n]\n")
+    assert start and end
+    declared.write_text(head + start + body + "\n    " + rule.strip() + "," + end + tail, encoding="utf-8")
+    for name in ("conftest.py", "test_rules.py"):
+        shutil.copy(ROOT / "tests" / name, folder)
+
+
+@pytest.mark.parametrize("sound", [True, False], ids=["sound", "unsound"])
+def test_a_newcomers_rule(sound: bool, tmp_path: Path) -> None:
+    """Step 1 to the letter, with the condition or without it, and then the tests of the rules: the unsound one is rejected with its
+    counterexample in less than ten seconds."""
+    (call,) = (b for b in blocks("python") if b.startswith("Rule("))
+    text = call if sound else re.sub(r',\s*when="[^"]*"', "", call)
+    assert sound or text != call
+    declared_in_a_copy(tmp_path, text)
+    before = os.times()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "test_rules.py"]
+    command += ["-k", the_rule_to_add().name]
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    assert done.returncode == (0 if sound else 1), done.stdout + done.stderr
+    assert "1 passed" in done.stdout if sound else "1 failed" in done.stdout
+    if not sound:
+        assert "a class has a node of another value" in done.stdout and "where l = " in done.stdout and spent < 10
 
 
 def test_the_operator_to_add_is_not_there_yet() -> None:

@@ -489,10 +489,10 @@ def report(whole: Fuzzer, folder: Path) -> None:
 def _inside(args: argparse.Namespace) -> int:
     fuzzer = _fuzzer(args, args.inside)
     fuzzer.dead = DEAD
-    end = time.monotonic() + args.seconds
+    end, parent = time.monotonic() + args.seconds, os.getppid()
     try:
         show(fuzzer.recover(alone))
-        while time.monotonic() < end and not fuzzer.broken:
+        while time.monotonic() < end and not fuzzer.broken and os.getppid() == parent:
             show(fuzzer.step())
     except KeyboardInterrupt:
         pass
