@@ -112,7 +112,7 @@ PRELUDE = "\n".join(
         "(function partable (String T) Unit :no-merge) (function factored (String T) Unit :no-merge)",
         "(function steps (String T) i64 :merge (min old new))",
         "(function regular (T T) Unit :no-merge) (function vanish (T T) Unit :no-merge) (function tame (T T) Unit :no-merge)",
-        "(function below (T T) Unit :no-merge) (relation unless-finite (T T))",
+        "(function below (T T) Unit :no-merge) (relation unless-finite (T T)) (relation attained (T T T i64))",
         "(relation product-of (T T T)) (relation sum-of (T T T)) (relation multiple-of (T f64 T)) (relation along (String T))",
         "(relation sumsq (String T T f64)) (relation inverse-norm (String T T f64))",
         "(function lz (T) f64 :merge (max old new)) (function hz (T) f64 :merge (min old new))",

@@ -7,7 +7,8 @@ Meaning, for an element v of a class (finite inputs, axes not empty):
     lo ≤ v ≤ hi   unless v is −inf, NaN or 0
 so lo, hi bound what is not masked (a masked score is −inf, and exp makes 0 of it).  "finite": v is a real number; "noinf":
 not ±inf (NaN may be); "masked": a real number or −inf; "nonzero": v ≠ 0 as a real number, or NaN; "nonneg": v ≥ 0, or −inf
-or NaN. normsq(k, t): Σₖ t² is at most that.  below(x, y): x ≤ y, or one is NaN.
+or NaN. normsq(k, t): Σₖ t² is at most that.  below(x, y): x ≤ y, or one is NaN.  attained(m, y, t, n): t ≥ 1
+wherever y = m, unless it is −inf or NaN; n: 1 for exp(y − m) itself, 2 for a sum.
 
 regular(M, t): t is a real number ≠ 0 wherever the maximum M is one.   tame(M, t): t is a real number there.
 vanish(M, t): t is 0 or NaN wherever M is −inf: all that it sums is masked there.
@@ -311,11 +312,21 @@ BOUNDS = [
     _rule('(= c (Bi "eq" x i)) (= i (Num -inf))', "(unless-finite c x)"),
     _rule('(= c (Un "isinf" x))' + _has("masked", "x"), "(unless-finite c x)"),
     _rule('(= c (Un "not" f)) (= f (Un "isfinite" x))' + _has("masked", "x"), "(unless-finite c x)"),
-    # Σ exp(x − max x) has a term 1
+    # of the exponentials of what a maximum is of, less the maximum, one is 1
+    _rule('(= t (Un "exp" d)) (sum-of d n y) (multiple-of n -1.0 m)', "(attained m y t 1)"),
+    _rule('(= t (Un "exp" n)) (multiple-of n -1.0 m) (= y (Num 0.0))', "(attained m y t 1)"),
     _rule(
-        '(= t (Red "+" k e)) (= e (Un "exp" y)) (sum-of y m x) (multiple-of m -1.0 r) (= r (Red "max" k x))',
-        "(set (lz t) 1.0)",
+        '(attained m x e 1) (= t (Red "+" k e)) (= y (Red "max" k x)) (= s (free m)) (= p (parts k)) '
+        "(= 0 (set-length (set-intersect s p)))",
+        "(attained m y t 2)",
     ),
+    _rule(
+        '(attained m x d i) (attained m z e j) (= y (Bi "max" x z)) (= c1 (idxA ms d)) (= c2 (idxA ms e)) (= t (Add ms)) '
+        + f"(!= d e) (= c3 (idxA ms f)) {_has('nonneg', 'f')} "  # whichever of them is known last
+        + _each('"has" "nonneg"'),
+        "(attained m y t 2)",
+    ),
+    _rule("(attained m m t 2)", "(set (lz t) 1.0)"),
 ]
 
 # ‖x / √(c·Σx² + ε)‖² ≤ 1/c, scaled and rotated; then Cauchy–Schwarz

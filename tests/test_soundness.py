@@ -109,6 +109,52 @@ def test_masked_rows(name: str, shift: int) -> None:
     check(p, saturate(p, splittable=splittable(p, 4)), seeds=1)
 
 
+# ------------------------------------------------------------------ maxima that count something else, too
+
+
+def weights(s, m):
+    return xp.exp(s - m)
+
+
+SINKS = {
+    "of a row": lambda s, r, c, v: (w := weights(s, m := xp.maximum(xp.max(s, axis=-1, keepdims=True), r)))
+    / (xp.exp(r - m) + xp.sum(w, axis=-1, keepdims=True)) @ v,
+    "of two": lambda s, r, c, v: (
+        w := weights(s, m := xp.maximum(xp.maximum(xp.max(s, axis=-1, keepdims=True), r), 0.25))
+    )
+    / (xp.exp(r - m) + xp.sum(w, axis=-1, keepdims=True) + xp.exp(0.25 - m)) @ v,
+    "of zero": lambda s, r, c, v: (w := weights(s, m := xp.maximum(xp.max(s, axis=-1, keepdims=True), 0.0)))
+    / (xp.exp(-m) + xp.sum(w, axis=-1, keepdims=True)) @ v,
+    # not sinks: the maximum is of more than is summed, or differs from key to key
+    "not summed": lambda s, r, c, v: (w := weights(s, xp.maximum(xp.max(s, axis=-1, keepdims=True), r)))
+    / xp.sum(w, axis=-1, keepdims=True) @ v,
+    "of each key": lambda s, r, c, v: (w := weights(s, m := xp.maximum(xp.max(s, axis=-1, keepdims=True), c)))
+    / (xp.exp(c - m) + xp.sum(w, axis=-1, keepdims=True)) @ v,
+    "smaller": lambda s, r, c, v: (w := weights(s, m := xp.minimum(xp.max(s, axis=-1, keepdims=True), r)))
+    / (xp.exp(r - m) + xp.sum(w, axis=-1, keepdims=True)) @ v,
+}
+
+
+@pytest.mark.parametrize("shift", [0, 3], ids=["causal", "some rows empty"])
+@pytest.mark.parametrize("name", SINKS)
+def test_sinks(name: str, shift: int) -> None:
+    """Denominators that cannot be 0, and some that can: also where keys are masked and the sink is −∞ or larger than all."""
+    n, m, d = 6, 10, 3
+    shapes = ((n, d), (m, d), (n, 1), (m,), (m, d))
+    p = trace(
+        lambda q, k, r, c, v: SINKS[name](masked(n, m, shift)(q, k), r, c, v), *(TensorSpec(s, "float64") for s in shapes)
+    )
+    s = saturate(p, splittable=splittable(p, 4))
+    rng = np.random.default_rng(0)
+    least = -np.inf if name != "smaller" else -50.0  # exp(s + ∞) is not to be moved out of sums
+    for sinks in ([least, 0.0, least, 9.0, -9.0, 0.3], [least] * 6, [80.0] * 6):
+        arrays = {i.name: rng.standard_normal(i.shape) for i in p.inputs}
+        if (given := "r" if "r" in arrays else "c") in arrays:
+            arrays[given] = np.resize(np.array(sinks), arrays[given].shape)
+        verdict = check_graph(s, p, arrays=arrays)
+        assert verdict, verdict.counterexample
+
+
 # ------------------------------------------------------------------ conditions and extremes
 
 
