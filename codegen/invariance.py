@@ -7,6 +7,9 @@ A pivot is a maximum or minimum m whose value is treated as unknown.  Each other
 
 with x and a free of m, or of no known form.  A value that is free of m has a = 0, and zeros have every form.  In a loop the pivot
 before and after an iteration are two unknowns, so that state moved to the new pivot is seen to have the same x.
+
+After loops the greater (or smaller) of a pivot and something else may be an unknown of its own: what is the same whatever both are
+is the same.
 """
 
 from __future__ import annotations
@@ -52,21 +55,17 @@ def total(forms: Iterable[tuple[float, Form]], times: bool) -> Form:
     return Form.of(out, times)
 
 
-def invariant(p: TileProgram, pivots: set[int]) -> bool:
-    """Is every result the same whatever these pivots are (results of reductions by max or min)?"""
-    try:
-        Forms(p, pivots)
-    except Unknown:
-        return False
-    return True
-
-
 class Forms:
-    """The form of each value; raises Unknown where there is none, or where a result depends on a pivot."""
+    """The form of each value; raises Unknown where there is none, or where a result depends on a pivot.
 
-    def __init__(self, p: TileProgram, pivots: set[int]):
-        """pivots: results of reductions by max or min."""
-        self.pivots = pivots
+    rising: is there an exponential after the loops that might overflow where a pivot is not the true one?"""
+
+    def __init__(self, p: TileProgram, pivots: set[int], extremes: bool = False):
+        """pivots: results of reductions by max or min.  extremes: may those of pivots and other values be unknowns, too?"""
+        self.pivots, self.extremes = pivots, extremes
+        self.rising = False
+        self.depth = 0
+        self.maps: dict[int, Map] = {}
         self.form: dict[int, Form] = {}
         self.consts: dict[int, float] = {}
         self.aliases: set[int] = set()  # values that are a pivot, or 0 where it is infinite: as good a pivot
@@ -138,6 +137,7 @@ class Forms:
             raise Unknown(s)
 
     def map(self, s: Map) -> Form:
+        self.maps[s.out.id] = s
         if any(a.id in self.hidden for a in s.args):
             c, x, y = (*s.args, *s.args)[:3]
             if s.fn == "where" and c.id in self.hidden and y.id == self.hidden[c.id] and x.id in self.consts:
@@ -171,6 +171,7 @@ class Forms:
             case "recip" if forms[0].times:
                 return total([(-1.0, forms[0])], True)
             case "exp" | "exp2" if not forms[0].times:
+                self.rising |= self.depth == 0 and not self.at_most_zero(s.args[0])
                 base = 1.0 if s.fn == "exp" else math.log(2.0)
                 return Form.of({u: base * a for u, a in forms[0].coef}, True)
             case "log" | "log2" if forms[0].times:
@@ -184,6 +185,9 @@ class Forms:
                 ):
                     raise Unknown(s)  # 0 is neutral among factors only, an infinity among terms only
                 return kept[0]
+            case "max" | "min" if self.extremes and self.depth == 0 and not any(f.times for f in forms):
+                self.axes[s.out.id] = frozenset(s.out.axes)
+                return Form(((s.out.id, 1.0),))
             case fn if fn in COMPARISONS:
                 if all(f.times or self.zero(a) for f, a in zip(forms, s.args)) and any(map(self.zero, s.args)):
                     return FREE  # the sign of a factor
@@ -191,6 +195,42 @@ class Forms:
                     self.hidden[s.out.id] = s.args[0].id
                     return FREE
         raise Unknown(s)
+
+    # ---- bounds
+    def multiple(self, v: Value) -> tuple[int, float]:
+        """(x, c) with v = c·x."""
+        c = 1.0
+        while (s := self.maps.get(v.id)) is not None and s.fn == "mul":
+            rest = [a for a in s.args if a.id not in self.consts]
+            if len(rest) != 1:
+                break
+            c *= math.prod(self.consts[a.id] for a in s.args if a.id in self.consts)
+            (v,) = rest
+        return v.id, c
+
+    def at_most_zero(self, v: Value) -> bool:
+        """Is it x − max(x, …) or min(x, …) − x, scaled by a constant > 0?"""
+        s = self.maps.get(v.id)
+        if s is None:
+            return False
+        if s.fn == "sub":
+            return self.beyond("max", *s.args) or self.beyond("min", *reversed(s.args))
+        x, c = self.multiple(v)
+        d = self.maps.get(x)
+        if d is None or c == 0.0:
+            return False
+        if d.fn == "sub":
+            return c > 0.0 and self.at_most_zero(d.out)
+        return d.fn == ("max" if c < 0.0 else "min") and any(self.consts.get(a.id) == 0.0 for a in d.args)
+
+    def beyond(self, fn: str, x: Value, y: Value) -> bool:
+        """Is y the greater (or smaller: fn) of x and something else?"""
+        top, c = self.multiple(y)
+        d = self.maps.get(top)
+        if d is None or d.fn != fn or not c > 0.0:
+            return False
+        of, b = self.multiple(x)
+        return any(u == of and math.isclose(c * a, b, rel_tol=1e-12) for u, a in map(self.multiple, d.args))
 
     # ---- loops
     def loop(self, s: Loop) -> None:
@@ -213,7 +253,9 @@ class Forms:
         for last in (False, True):
             self.form.update(guess)
             self.zeros = self.zeros - zeros if last else self.zeros | zeros  # what is 0 has every form
+            self.depth += 1
             self.body(s.body)
+            self.depth -= 1
             for c in s.carries:
                 new = self.form[c.next.id]
                 before = Form.of({moving.get(u, u): a for u, a in new.coef}, new.times)

@@ -583,6 +583,8 @@ class _Lowering:
         if t.op == "fold":
             return _FoldState(self, t, here, carries).component()
         op, axis = t.attr
+        if carries is not None and (fold := self.fold_at(t, here)) is not None:
+            return _FoldState(self, fold[0], here, carries).pivot(fold[1])
         out = self.axes(t.free)
         if not T.depends(t.args[0].free, axis):
             out |= self.existence(axis, here)
@@ -592,6 +594,17 @@ class _Lowering:
             return nxt
         carries[t] = Carry(c.init, c.phi, nxt, c.out, c.kind, op)
         return c.out
+
+    def fold_at(self, t: Term, here: Path) -> tuple[Term, int] | None:
+        """A fold that is carried in the same loop, and which of its pivots this maximum or minimum is."""
+        op, axis = t.attr
+        for f in self.members[here]:
+            if op in ("max", "min") and isinstance(f, Term) and f.op == "fold" and f.attr[2] == axis:
+                h, comp, _ = f.attr
+                for i in fold_needs(h, comp, f.args)[0]:
+                    if h.pivots[i] == op and f.args[i] is t.args[0]:
+                        return f, i
+        return None
 
     def total(self, op: str, axis: str, body: Term, here: Path, acc: Value | None) -> Value:
         """acc ⊕ the reduction over one tile of `axis`, and over whole axes summed right inside."""
@@ -727,6 +740,11 @@ class _FoldState:
             todo = [w for w in todo if w not in ready]
         what = ("p", self.comp) if self.comp < self.n else ("x", self.comp - self.n)
         return self.new[what] if self.carries is None else self.after[what]
+
+    def pivot(self, i: int) -> Value:
+        """A pivot that is a maximum or minimum of its own, after the loop."""
+        self.advance("p", i)
+        return self.after["p", i]
 
     def ready(self, kind: str, i: int) -> bool:
         if kind == "p":

@@ -219,7 +219,8 @@ class Options:
                 items = self.product(("sum", c, m.args), [self.ax(a) for a in m.args], k)
                 yield Option("node", n, tuple(dict.fromkeys(m.args)), items, m, reduced=k)
         axes = self.ax(x) | k
-        yield Option("node", n, (x,), self.item(("sum", c, op, x), axes, ops=self.count(axes)), reduced=k)
+        key = ("pivot", axis, x, op) if op in ("max", "min") else ("sum", c, op, x)  # the pivot of a fold is one with its reduction
+        yield Option("node", n, (x,), self.item(key, axes, ops=self.count(axes)), reduced=k)
 
     def _folds(self, c: int, n: Node) -> Iterator[Option]:
         """Items are shared with other components of the same state: pivots, weights and accumulated products."""

@@ -333,3 +333,31 @@ def test_what_has_no_such_form() -> None:
         else:
             with pytest.raises(Unsupported):
                 emit(programs, plan.buffers, cuda_arch("sm_90a"))
+
+
+def sunk(q, k, v, sink):  # type: ignore[no-untyped-def]
+    """Attention with a sink beside keys that start behind the row, so that the last rows see none."""
+    xp = q.__array_namespace__()
+    i, j = xp.arange(q.shape[-2])[:, None], xp.arange(k.shape[-2])
+    s = xp.where(j > i + 20, q @ k.mT / 8.0, -xp.inf)
+    sink = sink[:, None, None]
+    m = xp.maximum(xp.max(s, axis=-1, keepdims=True), sink)
+    e = xp.exp(s - m)
+    return (e / (xp.exp(sink - m) + xp.sum(e, axis=-1, keepdims=True))) @ v
+
+
+@needs_compiler
+@pytest.mark.parametrize("pivot", ["running", "frozen"])
+def test_sinks_of_any_size(pivot: str) -> None:
+    """A sink that is the maximum, one that is nothing, one of −∞: rows that see no key are 0 with a sink, NaN without."""
+    p = en.trace(sunk, *[en.TensorSpec((4, 200, 64), "bfloat16")] * 3, en.TensorSpec((4,), "bfloat16"))
+    plan = planned(p, {"a1": 64, "a3": 64}, warpgroups=1, stages=2, pivot=pivot)
+    arrays = draw(p)
+    arrays["sink"] = np.array([1.0, 300.0, -300.0, -np.inf], ml_dtypes.bfloat16)
+    want = np.asarray(en.evaluate(p, *arrays.values()))
+    assert np.isnan(want[3, 180:]).all() and (want[:3, 180:] == 0).all()
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and s.pivot == pivot
+    for got in emulated(p, plan, arrays):
+        assert np.array_equal(np.isnan(got), np.isnan(want))
+        assert error(np.nan_to_num(got), np.nan_to_num(want)) < 3e-3

@@ -2,7 +2,7 @@
 
 A pivot is a carried maximum (or minimum) that other state is relative to: moving it from r to R multiplies that state by a factor
 e(r, R) with e(r, r) = 1.  If no result depends on where it is (codegen/invariance.py), it may lag behind the maximum (lazy) or stay at
-that of the first tiles (frozen) as long as nothing overflows."""
+that of the first tiles (frozen) as long as nothing overflows: in the state, which is checked, or after the loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..invariance import invariant
+from ..invariance import Forms, Unknown
 from ..lower import live
 from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
 
@@ -18,7 +18,8 @@ Coefficients = dict[int, float]  # pivot (its phi) → coefficient, in a value t
 
 
 class Pivots:
-    """free: the pivots that may be any value; scale: of each, the largest |c| where exp2(c · (element − pivot)) (or exp) is taken."""
+    """free: may the pivots be any values?  rising: might something after the loop overflow where they are far from the true ones?
+    scale: of each, the largest |c| where exp2(c · (element − pivot)) (or exp) is taken."""
 
     def __init__(self, p: TileProgram, loop: Loop):
         self.p, self.loop = p, loop
@@ -34,7 +35,12 @@ class Pivots:
         self.factors = self._factors()
         frozen = self.freeze() if self.candidates else None
         self.frozen: tuple[Stmt, ...] | None = frozen
-        self.free = frozen is not None and invariant(p, set(self.nexts))
+        self.free, self.rising = frozen is not None, False
+        if self.free:
+            try:
+                self.rising = Forms(p, set(self.nexts), extremes=True).rising
+            except Unknown:
+                self.free = False
 
     # ---- values that are linear in pivots
     def _linear(self, s: Stmt, known: Mapping[int, Coefficients]) -> Coefficients | None:

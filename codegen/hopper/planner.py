@@ -19,7 +19,7 @@ from ..cuda.layout import Unsupported
 from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, Schedule, TilePlan
 from ..cuda.simplify import fold_exponentials
-from ..tile import Carry, Contract, Load, Loop, Stmt, Store, TileProgram, operands, walk
+from ..tile import Carry, Contract, Load, Loop, Reduce, Stmt, Store, TileProgram, operands, walk
 from .pivots import Pivots
 
 ROWS = 64  # of one warpgroup
@@ -181,6 +181,15 @@ class WarpgroupPlanner(Planner):
         self.consumers = n // ROWS
         self.wr = 4 * self.consumers
 
+    def columns_wanted(self) -> set[str]:
+        """Where no product's operand is computed, those along which results of products are reduced: a warp then has whole rows."""
+        if not any(self.left_fixed(s) for s in self.matrices.values()):
+            results = {a for s in self.matrices.values() for a in self.axes(s.out)}
+            reduced = {a for s in walk(self.p.body) if isinstance(s, Reduce) and not self.free(s.arg) for a in self.live(s.axes)}
+            if reduced & results:
+                return reduced & results
+        return super().columns_wanted()
+
     def match_sums(self) -> None:
         super().match_sums()
         if self.p.choices.get("sums", "registers") != "matrix":
@@ -319,7 +328,7 @@ class WarpgroupPlanner(Planner):
         if not pivots.free:
             return pivots, "running"
         narrow = any(c.dtype == "float16" for c in self.out.contracts.values())  # weights beyond 2¹⁵ do not fit
-        return pivots, "lazy" if want == "frozen" and (narrow or not may_freeze) else want
+        return pivots, "lazy" if want == "frozen" and (narrow or pivots.rising or not may_freeze) else want
 
     def leaders(self, parts: Parts, apart: set[int]) -> dict[int, int]:
         """Tiles that come and go together share barriers: those of one loop that the same kinds of products read."""
