@@ -22,12 +22,14 @@ class Work:
     """A rough amount of work, for bounds before anything is lowered.
 
     tensor   multiply-add flops (two per product) of contractions that matrix units could do
+    mixed    … where elementwise work reads the same tiles as the contractions, or makes these from what is loaded
     ops      plain arithmetic operations, a multiply-add counting as one
     special  results of special functions (exp, tanh, 1/x …)
     bytes    moved between memory and chip, each distinct element once
     """
 
     tensor: float = 0.0
+    mixed: float = 0.0
     ops: float = 0.0
     special: float = 0.0
     bytes: float = 0.0

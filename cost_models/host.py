@@ -61,7 +61,7 @@ class HostModel:
 
     def floor(self, work: Work) -> float:
         m = self.machine
-        busy = work.tensor / m.flops + (work.ops + 1.6 * work.special) * m.element / 2
+        busy = (work.tensor + work.mixed) / m.flops + (work.ops + 1.6 * work.special) * m.element / 2
         return m.launch + max(busy / m.cores, work.bytes / m.dram / 4)
 
     def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:

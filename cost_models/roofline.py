@@ -51,8 +51,9 @@ class Roofline:
     # ---- bounds and choices
     def floor(self, work: Work) -> float:
         m = self.machine
-        rate = max(m.tensor, 0.0 if self.plain else m.wgmma)
-        t = max(work.tensor / rate if rate else work.tensor / 2 / m.ops, work.ops / m.ops, work.special / m.special)
+        rate = max(m.tensor, 0.0 if self.plain else m.wgmma)  # pipelines leave tiles that products read to the products
+        tensor = work.tensor / rate + work.mixed / m.tensor if m.tensor else (work.tensor + work.mixed) / 2 / m.ops
+        t = max(tensor, work.ops / m.ops, work.special / m.special)
         return m.launch + max(t, work.bytes / m.dram)
 
     def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:
@@ -61,7 +62,10 @@ class Roofline:
         return ("whole",) if extent <= 256 else ("loop", "whole") if extent <= 32768 else ("loop",)
 
     def splits(self, extent: int) -> tuple[int, ...]:
-        return tuple(s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if extent // s >= 64)
+        counts = {s for s in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if extent // s >= 64}
+        if 512 < extent < 1 << 20:
+            counts.add(-(-extent // 256))  # a part may lie whole in a block, beside a product's tile
+        return tuple(sorted(counts))
 
     def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         products = [W.Product.of(s) for s in walk(program.body) if isinstance(s, Contract)]

@@ -33,7 +33,11 @@ class State:
     reduced  bits of axes
     passes   how often the work runs: once, and again for every reduction over an axis that the body below has reduced (far less
              if no product of tensors is below: then the axis may lie whole in a block)
-    vec      seconds by resource
+    vec      seconds by resource, if all products are of tiles that nothing else reads
+    factors  bits of classes that products of matrices read
+    elements bits of classes that anything else reads
+    mixed    does a product of matrices read what is loaded and computed upon by element first?
+    again    seconds that blocks spend on what others compute, too
     """
 
     score: float
@@ -44,6 +48,10 @@ class State:
     reduced: int
     passes: float
     vec: Vec
+    factors: int = 0
+    elements: int = 0
+    mixed: bool = False
+    again: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,11 @@ class Bodies(Options):
             self.offset.append(at)
             at += len(options) + 1
         self.table: list[list[State]] = [[] for _ in self.options]
+        self.loaded = sum(1 << c for c in range(len(self.options)) if self._in_memory(c))
+        reduced = self.union(o.reduced for options in self.options for o in options)
+        self.kept = self.ax(region.roots[0]) & ~reduced  # axes that lie on the grid of every kernel that stores a root
+        for c in region.roots:
+            self.kept &= self.ax(c)
         self._wide: dict[int, list[State]] = {}
         self._roots: dict[tuple[int, ...], list[Body]] = {}
         self._writes: dict[tuple[int, ...], float] = {}
@@ -117,7 +130,14 @@ class Bodies(Options):
                 for e in self.reach(x):
                     if (e.classes | e.leaves) & me or e.reduced & o.renamed:
                         continue
-                    joined += [j for s in partial if (j := self.join(s, e)) is not None]
+                    mixed = not e.mixed and self._prepared(x, e, o)
+                    again = max(e.vec[:3]) * (self._repeats((self.ax(c) | o.reduced) & ~self.ax(x)) - 1)
+                    for s in partial:
+                        if (j := self.join(s, e)) is not None:
+                            if (mixed and not j.mixed) or again > j.again:
+                                j.mixed, j.again = j.mixed or mixed, max(j.again, again)
+                                self._rate(j)
+                            joined.append(j)
                 partial = self.best(joined, 1, beam)
                 if not partial:
                     break
@@ -131,7 +151,21 @@ class Bodies(Options):
 
     def _start(self, c: int, i: int, o: Option) -> State:
         leaves = 1 << o.leaf if o.leaf >= 0 else 0
-        return State(0.0, 1 << (self.offset[c] + i), 1 << c, o.items, leaves, 0, 1.0, self.vec(o.items))
+        factors = sum(1 << g[0] for g in dict.fromkeys(o.sides) if len(g) == 1)
+        elements = self.union(1 << x for x in o.children) & ~factors
+        return State(0.0, 1 << (self.offset[c] + i), 1 << c, o.items, leaves, 0, 1.0, self.vec(o.items), factors, elements)
+
+    def _repeats(self, missing: int) -> int:
+        """How many blocks compute what lacks these axes."""
+        return math.prod(math.ceil(self.size[b] / BLOCK) for b in bits(missing & self.kept))
+
+    def _prepared(self, x: int, e: State, o: Option) -> bool:
+        """Is x, computed or read as in e, an operand of o's product (or the largest factor of one) that is made by element of what
+        is loaded?"""
+        for side in o.sides:
+            if side[0] == x and not (e.vec[0] or e.reduced):
+                return len(side) > 1 or not (self.loaded | e.leaves) >> x & 1
+        return False
 
     def reach(self, x: int) -> list[State]:
         """How a class may come into a body: computed there, or read from memory."""
@@ -154,14 +188,22 @@ class Bodies(Options):
             vec = (vec[0] - u[0], vec[1] - u[1], vec[2] - u[2], vec[3] - u[3])
         leaves, passes = a.leaves | b.leaves, a.passes if a.passes > b.passes else b.passes
         s = State(0.0, a.chosen | b.chosen, a.classes | b.classes, a.items | b.items, leaves, a.reduced | b.reduced, passes, vec)
+        s.factors, s.elements, s.again = a.factors | b.factors, a.elements | b.elements, max(a.again, b.again)
+        s.mixed = a.mixed or b.mixed or bool(s.factors & s.elements & (self.loaded | leaves))
         self._rate(s)
         return s
 
+    def busy(self, s: State) -> Vec:
+        """Seconds by resource."""
+        v = s.vec
+        return (v[0] * self.slow, v[1], v[2], v[3]) if s.mixed else v
+
     def _rate(self, s: State) -> None:
         """A guess for ranking: mostly the dominant resource, more for every further pass, and what the leaves cost to make."""
-        v = s.vec
+        v = self.busy(s)
         most = max(v)
-        s.score = (most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)) * (0.5 + 0.5 * s.passes) + self.prices.guess(s.leaves)
+        work = (most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)) * (0.5 + 0.5 * s.passes)
+        s.score = work + s.again + self.prices.guess(s.leaves)
 
     @staticmethod
     def best(states: list[State], per: int, beam: int) -> list[State]:
@@ -236,12 +278,12 @@ class Bodies(Options):
 
     def bound(self, s: State, roots: tuple[int, ...]) -> float:
         """Least time of the kernel alone."""
-        v = s.vec
+        v = self.busy(s)
         return self.launch + max(v[0], v[1], v[2], v[3] + self.writes(roots))
 
     def guess(self, s: State, roots: tuple[int, ...]) -> float:
         """Likely time of the kernel alone: with what every block computes again, and with workers that the grid leaves idle."""
-        v = s.vec
+        v = self.busy(s)
         moved = v[3] + self.writes(roots)
         axes = 0
         for r in roots:
@@ -259,6 +301,7 @@ class Bodies(Options):
                 if again > 1:
                     busy = [x + y * (again - 1) for x, y in zip(busy, w)]
         most = max(*busy, moved)
+        whole |= free & self.mask(frozenset(self.parts[1:]))  # a block has one part
         blocks = self.count(free & whole) * math.prod(math.ceil(self.size[b] / 64) for b in bits(free & ~whole))
         idle = max(1.0, self.workers / max(blocks, 1.0))
         return self.launch + (most + 0.25 * (sum(busy) + moved - most)) * (0.5 + 0.5 * s.passes) * (1 + 0.6 * (idle - 1))

@@ -115,11 +115,12 @@ class Classes:
         """Classes worth storing: results of reductions, and operands of views, gathers and (if the source has them) reductions.  Of
         tensors that a rule has made, those that are no parts of larger ones."""
         out = {c for c, ns in self.nodes.items() if any(n.op in ("red", "fold") for n in ns)}
+        moved: set[int] = set()
         known = self.graph.facts.get("source", frozenset())
         for ns in self.nodes.values():
             for n in ns:
                 if n.op in ("view", "gather"):
-                    out.add(n.args[0])
+                    moved.add(n.args[0])
                 elif n.op == "red":
                     out |= {a for a in n.args if a in known}
                     if n.attr[0] == "+":  # type: ignore[index]
@@ -129,8 +130,14 @@ class Classes:
         out -= {
             c for c in out if c not in self.source and any(n.op == "view" and n.args[0] in self._views for n in self.nodes[c])
         }
-        fits = {c for c in out if not self.is_input(c) and not self.is_trivial(c) and self.bytes(c) <= self.room}
-        return frozenset(fits) | frozenset(self.outputs)
+        fits = {c for c in out | moved if not self.is_input(c) and not self.is_trivial(c) and self.bytes(c) <= self.room}
+        again = {c for c in fits - moved if any(x in fits and not self.multiples(x) for x in self.multiples(c))}
+        return frozenset(fits - again) | frozenset(self.outputs)
+
+    def multiples(self, c: int) -> list[int]:
+        """Classes that the class is a constant times: one of them in memory serves for all."""
+        products = [n.args for n in self.nodes[c] if n.op == "mul" and len(n.args) == 2]
+        return [x for ab in products for k, x in (ab, ab[::-1]) if any(n.op == "num" for n in self.nodes[k])]
 
     # ---- types in memory
     @cached_property

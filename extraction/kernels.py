@@ -111,7 +111,7 @@ class Pricer:
         reduced, sums = reductions(terms)
         axes = walked_axes(held, reduced)
         out: list[Scored] = []
-        for roles in itertools.islice(self.assignments(axes, held, reduced, sums), 4 * MOST_ROLES):
+        for roles in itertools.islice(self.assignments(axes, held, reduced, sums, split), 4 * MOST_ROLES):
             s = self.score(roots, bodies, state, stores, buffers, roles, split)
             if s is not None:
                 out.append(s)
@@ -120,7 +120,7 @@ class Pricer:
         return out
 
     def assignments(
-        self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]]
+        self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]], split: Split | None
     ) -> Iterator[dict[str, str]]:
         """Roles of all axes, the likelier ones first.  sums: axes that one product sums together."""
         axes = sorted(axes, key=axis_key)
@@ -136,6 +136,8 @@ class Pricer:
                 together = max((math.prod(self.extent(x) for x in g) for g in sums if a in g), default=0)
                 contracted = together > 0 and a not in held
                 ways = self.model.roles(self.extent(a), contracted)
+                if split is not None and a == split.halves[1] and not contracted:  # small parts may do what large ones cannot
+                    ways += tuple(w for w in self.model.roles(int(split.block.min()), False) if w not in ways)
                 if contracted and "loop" not in ways and "loop" in self.model.roles(together, True):
                     ways = (*ways, "loop")
                 options.append(ways)

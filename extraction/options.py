@@ -6,7 +6,7 @@ Work is counted without recomputation and without padding, so that it bounds eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .. import terms as T
@@ -36,6 +36,7 @@ class Option:
     leaf      class that another kernel must store for it, or -1
     reduced   axes that it reduces, as bits
     renamed   axes that an inlined view takes away or brings in, as bits
+    sides     of a product of matrices: the factors of each operand, the largest one first
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Option:
     leaf: int = -1
     reduced: int = 0
     renamed: int = 0
+    sides: tuple[tuple[int, ...], ...] = ()
 
 
 def work_of(e: T.Term) -> tuple[float, float]:
@@ -66,6 +68,8 @@ class Options:
         self.launch = model.floor(Work())
         kinds = ("tensor", "ops", "special", "bytes")
         self.rate = tuple((model.floor(Work(**{k: 1e15})) - self.launch) / 1e15 for k in kinds)
+        mixed = (model.floor(Work(mixed=1e15)) - self.launch) / 1e15
+        self.slow = max(mixed / self.rate[0], 1.0) if self.rate[0] else 1.0  # how much longer mixed products take
         self.bit: dict[str, int] = {}
         self.size: list[float] = []  # extent of each axis, by bit
         self.vecs: list[Vec] = []  # of each item
@@ -146,20 +150,41 @@ class Options:
         """Item of reading a class that a kernel of this region has stored."""
         return self.item(("read", c), self.ax(c), read=self.bytes(c, self.r.dtype[c]))
 
+    def gathered(self, factors: list[int]) -> tuple[list[int], list[int]]:
+        """Places of the factors (given by their axes) in two operands: around the widest one, and the others; the largest first."""
+        order = sorted(range(len(factors)), key=lambda i: (self.count(factors[i]), factors[i]), reverse=True)
+        wide = factors[order[0]]
+        return [i for i in order if not factors[i] & ~wide], [i for i in order if factors[i] & ~wide]
+
     def product(self, key: object, factors: list[int], summed: int) -> int:
         """Item of a sum over `summed` of a product of tensors with these axes.  Factors are gathered into two operands first."""
-        every = summed
-        for g in factors:
-            every |= g
-        wide = max(factors, key=lambda g: (self.count(g), g))
-        others = [g for g in factors if g & ~wide]
-        right = 0
-        for g in others:
-            right |= g
-        ahead = (len(factors) - len(others) - 1) * self.count(wide) + max(len(others) - 1, 0) * self.count(right)
-        if wide & ~right & ~summed and right & ~wide & ~summed:
+        near, others = self.gathered(factors)
+        left, right = (self.union(factors[i] for i in g) for g in (near, others))
+        every = left | right | summed
+        if self.matrices(left, right, summed):
+            ahead = (len(near) - 1) * self.count(left) + max(len(others) - 1, 0) * self.count(right)
             return self.item(key, every, tensor=2.0 * self.count(every), ops=ahead)
         return self.item(key, every, ops=self.count(every))
+
+    @staticmethod
+    def union(masks: Iterable[int]) -> int:
+        out = 0
+        for m in masks:
+            out |= m
+        return out
+
+    @staticmethod
+    def matrices(left: int, right: int, summed: int) -> bool:
+        """Is a product of operands with these axes one of matrices?"""
+        return bool(left & ~right & ~summed and right & ~left & ~summed)
+
+    def sides(self, classes: tuple[int, ...], factors: list[int], summed: int) -> tuple[tuple[int, ...], ...]:
+        """The factors' classes by operand, if the product is one of matrices."""
+        groups = self.gathered(factors)
+        left, right = (self.union(factors[i] for i in g) for g in groups)
+        if not self.matrices(left, right, summed):
+            return ()
+        return tuple(tuple(classes[i] for i in g) for g in groups)
 
     # ---- options
     def _options(self, c: int) -> Iterator[Option]:
@@ -216,8 +241,9 @@ class Options:
         k, x = self.mask(frozenset([axis])), n.args[0]
         for m in self.r.nodes[x] if op == "+" else ():
             if m.op == "mul":
-                items = self.product(("sum", c, m.args), [self.ax(a) for a in m.args], k)
-                yield Option("node", n, tuple(dict.fromkeys(m.args)), items, m, reduced=k)
+                axes_of = [self.ax(a) for a in m.args]
+                items = self.product(("sum", c, m.args), axes_of, k)
+                yield Option("node", n, tuple(dict.fromkeys(m.args)), items, m, reduced=k, sides=self.sides(m.args, axes_of, k))
         axes = self.ax(x) | k
         key = ("pivot", axis, x, op) if op in ("max", "min") else ("sum", c, op, x)  # the pivot of a fold is one with its reduction
         yield Option("node", n, (x,), self.item(key, axes, ops=self.count(axes)), reduced=k)
@@ -232,6 +258,7 @@ class Options:
         k = self.mask(frozenset([axis]))
         over, items, children = k, 0, [n.args[i] for i in pivots]
         own = tuple(children)
+        sides: list[tuple[int, ...]] = []
         for i in pivots:
             axes = self.ax(n.args[i]) | k
             if isinstance(h.pivots[i], str) or h.pivots[i][0] != "fn":
@@ -252,7 +279,9 @@ class Options:
                 items |= self.item(("weight", axis, own, str(e)), over, ops=ops * n_weights, special=special * n_weights)
                 key = ("absorb", axis, own, x, str(e))
                 items |= self.product(key, [over, axes], k) if axes & ~over else self.item(key, over, ops=n_weights)
-        yield Option("node", n, tuple(dict.fromkeys(children)), items, reduced=k)
+                if self.matrices(over, axes, k):
+                    sides.append((x,))
+        yield Option("node", n, tuple(dict.fromkeys(children)), items, reduced=k, sides=tuple(sides))
 
     def _views(self, c: int, n: Node) -> Iterator[Option]:
         x, index = n.args[0], n.attr
