@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..codegen.tile import Contract, Gather, Load, Loop, Reduce, Store, TileProgram, Value, walk
+from ..codegen.tile import Contract, Gather, Load, Loop, Map, Reduce, Store, TileProgram, Value, walk
 from ..program import DTYPES
 from . import walk as W
 from .base import Array, Sizes
@@ -59,6 +59,10 @@ def form(program: TileProgram, block: Block) -> Form | None:
         return None
     nexts = {c.next.id for c in loop.carries}
     computed = {s.out.id for s in loop.body if isinstance(s, Contract | Reduce)}  # and what is made of them
+    computed |= {c.out.id for c in loop.carries}
+    for s in program.body:
+        if isinstance(s, Map) and any(v.id in computed for v in s.args):
+            computed.add(s.out.id)
     for s in loop.body:
         if not isinstance(s, Loop | Store | Load) and any(v.id in computed for v in _operands(s)):
             computed.add(s.out.id)
@@ -87,10 +91,13 @@ def form(program: TileProgram, block: Block) -> Form | None:
                 if loads[v.id].out.id != v.id or program.buffer(loads[v.id].buffer).dtype not in HALF:
                     return None
                 tiles[v.id] = loads[v.id]
-    if not chained:  # columns are what is contiguous in the result
-        wide = {a for s in walk(program.body) if isinstance(s, Store) and s.index for a, c in s.index[-1].terms if c == 1}
+    if not chained:  # columns are what results are reduced along, or what is contiguous in them
+        results = {a for r, c, _ in products for a in (*r, *c)}
+        wide = {a for s in walk(program.body) if isinstance(s, Reduce) and s.arg.id in computed for a in s.axes} & results
+        if not wide:
+            wide = {a for s in walk(program.body) if isinstance(s, Store) and s.index for a, c in s.index[-1].terms if c == 1}
         products = [(c, r, k) if set(r) & wide and not set(c) & wide else (r, c, k) for r, c, k in products]
-        if len(loop.body) != len(units) + sum(isinstance(s, Load) for s in loop.body):
+        if carried and len(loop.body) != len(units) + sum(isinstance(s, Load) for s in loop.body):
             return None  # elementwise work between products of loaded tiles
     if len({r for r, _, _ in products}) != 1:
         return None

@@ -127,10 +127,11 @@ class Classes:
                         out |= {
                             a for m in self.nodes[n.args[0]] if m.op == "mul" for a in m.args if a in known and self.graph.free[a]
                         }
-        out -= {
-            c for c in out if c not in self.source and any(n.op == "view" and n.args[0] in self._views for n in self.nodes[c])
+        stored = out | moved
+        stored -= {
+            c for c in stored if c not in self.source and any(n.op == "view" and n.args[0] in self._views for n in self.nodes[c])
         }
-        fits = {c for c in out | moved if not self.is_input(c) and not self.is_trivial(c) and self.bytes(c) <= self.room}
+        fits = {c for c in stored if not self.is_input(c) and not self.is_trivial(c) and self.bytes(c) <= self.room}
         again = {c for c in fits - moved if any(x in fits and not self.multiples(x) for x in self.multiples(c))}
         return frozenset(fits - again) | frozenset(self.outputs)
 

@@ -14,7 +14,7 @@ from eqsat_neptune.codegen.cuda.emulate import host_compiler, run
 from eqsat_neptune.codegen.cuda.layout import Unsupported
 from eqsat_neptune.codegen.hopper.planner import Pipeline
 from eqsat_neptune.codegen.lower import lower
-from eqsat_neptune.extraction.plan import Plan
+from eqsat_neptune.extraction.plan import Kernel, Plan
 
 import eqsat_neptune as en
 from eqsat_neptune.programs import CASES
@@ -31,6 +31,22 @@ def planned(program: en.Program, tiles: Mapping[str, int], **choices: object) ->
         a: replace(x, tile=tiles[a], role="loop" if x.role == "whole" else x.role) if a in tiles else x for a, x in k.axes.items()
     }
     return replace(plan, kernels=(replace(k, axes=axes, choices=dict(choices)), *plan.kernels[1:]))
+
+
+def smaller(plan: Plan, program: en.Program, parts: Mapping[str, int] | None = None) -> Plan:
+    """The plan of a larger program of the same form, for this one.  parts: extents of the parts of an axis."""
+    extents = {**program.axes, **(parts or {})}
+    shapes = {i.name: i.shape for i in program.inputs} | {f"out{n}": o.shape for n, o in enumerate(program.outputs)}
+
+    def kernel(k: Kernel) -> Kernel:
+        axes = {
+            a: replace(x, extent=extents[a], tile=extents[a] if x.role == "whole" else min(x.tile, extents[a]))
+            for a, x in k.axes.items()
+        }
+        return replace(k, axes=axes, extents={a: extents[a] for a in k.extents})
+
+    buffers = {n: replace(b, shape=shapes.get(n) or tuple(extents[a] for a in b.axes)) for n, b in plan.buffers.items()}
+    return replace(plan, kernels=tuple(map(kernel, plan.kernels)), buffers=buffers)
 
 
 def attention(name: str, *shapes: tuple[int, ...], dtype: str = "bfloat16") -> en.Program:
@@ -361,3 +377,97 @@ def test_sinks_of_any_size(pivot: str) -> None:
     for got in emulated(p, plan, arrays):
         assert np.array_equal(np.isnan(got), np.isnan(want))
         assert error(np.nan_to_num(got), np.nan_to_num(want)) < 3e-3
+
+
+# ---- products whose results are only reduced along rows: nothing is added to by late products
+
+
+def statistics(what: str, mask: bool = False):  # type: ignore[no-untyped-def]
+    def f(q, k):  # type: ignore[no-untyped-def]
+        xp = q.__array_namespace__()
+        s = q @ k.mT / 8.0
+        if mask:
+            s = xp.where(xp.arange(k.shape[-2]) <= xp.arange(q.shape[-2])[:, None], s, -xp.inf)
+        return getattr(en.xp, what)(s, axis=-1)
+
+    return f
+
+
+def rows_and_keys(what: str, q: tuple[int, ...], k: tuple[int, ...], mask: bool = False, dtype: str = "bfloat16") -> en.Program:
+    return en.trace(statistics(what, mask), en.TensorSpec(q, dtype), en.TensorSpec(k, dtype))
+
+
+@needs_compiler
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("what", ["logsumexp", "max", "argmax"])
+def test_row_statistics_of_a_product(what: str, groups: int) -> None:
+    """Ragged rows and keys, tiles with a wide and a narrow result, several tiles to a block."""
+    dtype = "float16" if groups == 1 else "bfloat16"
+    large = rows_and_keys(what, (32, 4096, 64), (32, 4000, 64), dtype=dtype)
+    p = rows_and_keys(what, (3, 230, 64), (3, 300, 64), dtype=dtype)
+    plan = planned(large, {"a1": 64 * groups, "a3": 128 if groups == 2 else 64}, warpgroups=groups, stages=2, pivot="frozen")
+    assert len(plan.kernels) == 1
+    arrays = draw(p)
+    want = np.asarray(en.evaluate(p, *arrays.values()), np.float64)
+    q, k = (x.astype(np.float64) for x in arrays.values())
+    for got in emulated(p, smaller(plan, p), arrays):
+        if what == "argmax":  # the value there: products of bfloat16 tie
+            scores = q @ np.swapaxes(k, 1, 2)
+            at = np.take_along_axis(scores, got.astype(np.int64)[..., None], -1)[..., 0]
+            assert np.allclose(at, scores.max(-1), rtol=1e-6)
+        else:
+            assert error(got, want) < 3e-3
+
+
+@needs_compiler
+@pytest.mark.parametrize("pivot", ["running", "lazy", "frozen"])
+def test_row_statistics_under_a_mask(pivot: str) -> None:
+    """Dead tiles are skipped, mixed ones masked; and pivots that the first tiles leave too low are found out."""
+    large = rows_and_keys("logsumexp", (32, 4096, 64), (32, 4096, 64), mask=True)
+    p = rows_and_keys("logsumexp", (2, 300, 64), (2, 300, 64), mask=True)
+    plan = smaller(planned(large, {"a1": 128, "a3": 64}, warpgroups=2, stages=3, pivot=pivot), p)
+    arrays = draw(p)
+    k = arrays["k"].astype(np.float32)
+    k[:, 3:9] *= 300.0  # walked last
+    arrays["k"] = k.astype(ml_dtypes.bfloat16)
+    check(p, plan, arrays)
+
+
+@needs_compiler
+def test_a_product_with_statistics_behind_it() -> None:
+    """The cross entropy with its vocabulary product: each block leaves the statistics of the columns that it has."""
+    case = CASES["cross_entropy_linear"]
+    large = en.trace(case.function("full"), *case.specs("full"))
+    p = en.trace(case.function("full"), *case.specs("full", n=150, d=136, v=300))
+    plan = planned(large, {"a0": 128, "a1": 64}, warpgroups=2, stages=3)
+    assert len(plan.kernels) == 2 and not any(b.kind == "temp" and b.size > 1 << 21 for b in plan.buffers.values())
+    arrays = dict(zip((i.name for i in p.inputs), case.inputs("full", np.random.default_rng(0), n=150, d=136, v=300)))
+    want = np.asarray(en.evaluate(p, *arrays.values()), np.float64)
+    for got in emulated(p, smaller(plan, p, {"a2.i": 64, "a2.o": 5}), arrays):
+        assert error(got, want) < 3e-3
+
+
+# program, extents: of its kernels, those that are pipelines and all; what the last pipeline does with its pivot
+PIPELINES: dict[str, tuple[dict[str, int], tuple[int, int], str | None]] = {
+    "sink_attention": ({}, (1, 1), "frozen"),
+    "off_by_one_attention": ({}, (1, 1), None),
+    "sigmoid_attention": ({}, (1, 1), None),
+    "retention": ({}, (1, 1), None),
+    "differential_attention": ({}, (2, 2), None),
+    "attention_dq": ({}, (1, 1), None),
+    "qknorm": ({"n": 4096, "h": 32, "d": 128}, (1, 3), None),
+    "cross_entropy_linear": ({"n": 8192, "d": 4096, "v": 128256}, (1, 2), None),
+    "top2_gating": ({}, (1, 2), None),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_programs_that_nobody_tuned_for(name: str) -> None:
+    extents, (pipelines, kernels), pivot = PIPELINES[name]
+    case = CASES[name]
+    plan = en.optimize(case.function("full"), "cuda:sm_90a", specs=case.specs("full", **extents)).plan
+    mine = [k for k in plan.kernels if k.choices.get("warpgroups")]
+    assert (len(mine), len(plan.kernels)) == (pipelines, kernels)
+    assert sum(k.cost.seconds for k in mine if k.cost) > 0.75 * plan.cost.seconds
+    if pivot:
+        assert mine[-1].choices["pivot"] == pivot

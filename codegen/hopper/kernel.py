@@ -1,7 +1,8 @@
 """A pipeline of warpgroups printed as CUDA C++: one warp copies tiles, the others multiply and do everything else.
 
 Consumers walk the loop from its end, so that tiles cut by a mask come first; an iteration's early products and the late ones of
-the iteration before are issued together, and its elementwise work runs beside them."""
+the iteration before are issued together, and its elementwise work runs beside them.  Where there are no late products,
+elementwise work of one warpgroup runs beside the early products of another."""
 
 from __future__ import annotations
 
@@ -669,6 +670,16 @@ class Warpgroups(Fragments):
             return
         for _, ring in self.fixed_early():
             t(f"{ring}.advance();")
+        if not pipe.parts.late:
+            if not pipe.chain:
+                self.release_fixed()
+            t(f"const int coming = {next_work}();")
+            if pipe.chain:
+                with t.block("if (coming >= 0)"):
+                    self.my_turn()
+                    t(f"{self.issue_early_name}(Yes{{}});  // beside the end of this tile")
+                    self.your_turn()
+            return
         self.my_turn()
         self.issue_late(states)
         if pipe.chain:
@@ -715,9 +726,10 @@ class Warpgroups(Fragments):
         if pipe.overlap:
             self.my_turn()
             t(f"{self.issue_early_name}(No{{}});")
-            self.issue_late(states)
+            if parts.late:
+                self.issue_late(states)
             self.your_turn()
-            t("products_wait<1>();")
+            t(f"products_wait<{int(bool(parts.late))}>();")
             self.early_done(f"{tile} == {first}")
             t(f"{absorb}(at_edge, No{{}});")
         elif parts.early:
@@ -725,9 +737,10 @@ class Warpgroups(Fragments):
             t("products_wait<0>();")
             self.early_done("")
             t(f"{absorb}(at_edge, No{{}});")
-            self.issue_late(states)
-            t("products_wait<0>();")
-            self.late_done(states)
+            if parts.late:
+                self.issue_late(states)
+                t("products_wait<0>();")
+                self.late_done(states)
         else:
             self.issue_late(states)
             for _, ring in self.led_rings(self.late_ring):
@@ -788,7 +801,7 @@ class Warpgroups(Fragments):
         self.flush()
         if pipe.peek:
             self.peek()
-        if pipe.overlap:
+        if pipe.overlap and parts.late:
             with t.block("if constexpr (!start)"):
                 self.pin_scores()
                 t("products_wait<0>();")

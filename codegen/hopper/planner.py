@@ -285,7 +285,7 @@ class WarpgroupPlanner(Planner):
             part = tuple(n // self.consumers if a in ix.axes else n for n, ix in zip(whole.box, whole.coordinates))
             boxes[vid] = replace(whole, box=part)
         pipe.turns = bool(self.p.choices.get("turns", True)) and overlap and self.consumers > 1
-        pipe.peek = bool(self.p.choices.get("peek", False)) and overlap
+        pipe.peek = bool(self.p.choices.get("peek", False)) and overlap and bool(parts.late)
         if order != "grid":
             if pipe.pivot != "frozen":  # a tile that is computed again would be so in one block only
                 self.join_blocks(pipe)
