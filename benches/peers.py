@@ -34,6 +34,12 @@ def torch_programs() -> dict[str, Callable[..., Any]]:
         s = torch.cat([s, logit[:, None, None].expand(*s.shape[:-1], 1)], -1)
         return torch.softmax(s, -1)[..., :-1] @ v
 
+    def off_by_one(q: Any, k: Any, v: Any) -> Any:
+        s = scores(q, k)
+        m = s.amax(-1, keepdim=True).clamp_min(0.0)
+        e = torch.exp(s - m)
+        return (e / (torch.exp(-m) + e.sum(-1, keepdim=True))) @ v
+
     def performer(q: Any, k: Any, v: Any, w: Any) -> Any:
         q, k = q / q.shape[-1] ** 0.25, k / k.shape[-1] ** 0.25
         zq = q @ w.mT - 0.5 * (q * q).sum(-1, keepdim=True)
@@ -62,6 +68,8 @@ def torch_programs() -> dict[str, Callable[..., Any]]:
         "cross_entropy_linear": lambda h, w, target: F.cross_entropy(h @ w.mT, target.long(), reduction="none"),
         "differential_attention": differential,
         "sink_attention": sink,
+        "off_by_one_attention": off_by_one,
+        "attention_logsumexp": lambda q, k: torch.logsumexp(scores(q, k), -1),
         "sigmoid_attention": lambda q, k, v: torch.sigmoid(scores(q, k) - math.log(k.shape[-2])) @ v,
         "performer": performer,
         "attention_dq": dq,

@@ -529,6 +529,11 @@ def differential_attention(q1: Any, q2: Any, k1: Any, k2: Any, v: Any, weight: A
     return p @ v
 
 
+def attention_logsumexp(q: Any, k: Any) -> Any:
+    """The logarithm of each row's denominator: what a backward pass keeps of attention."""
+    return logsumexp(scores(q, k))
+
+
 def sigmoid_attention(q: Any, k: Any, v: Any) -> Any:
     xp = q.__array_namespace__()
     s = scores(q, k) - math.log(k.shape[-2])
@@ -583,6 +588,12 @@ def kmeans_assign(x: Any, centres: Any) -> tuple[Any, Any]:
     xp = x.__array_namespace__()
     distances = squared_distances(x, centres)
     return xp.argmin(distances, axis=-1), xp.min(distances, axis=-1)
+
+
+def nearest_centre(x: Any, centres: Any) -> Any:
+    """Index of the nearest centre, by the product: |x − c|² is |c|² − 2x·c beside what is the same for all."""
+    xp = x.__array_namespace__()
+    return xp.argmax(x @ centres.mT - 0.5 * xp.sum(centres * centres, axis=-1), axis=-1)
 
 
 def nearest_neighbours(count: int) -> Callable[..., Any]:
@@ -886,6 +897,9 @@ def _reduction_chains() -> list[Case]:
         heads("sink_attention", sink_attention, _normal),
         Case("differential_attention", "C", differential_attention, differential, head_small, head_full),
         heads("sigmoid_attention", sigmoid_attention),
+        Case(
+            "attention_logsumexp", "C", attention_logsumexp, lambda h, n, d: (Arg((h, n, d)),) * 2, head_small, head_full
+        ),
         heads("linear_attention", linear_attention),
         heads("retention", retention, _retention_log_decay),
         Case(
@@ -893,6 +907,7 @@ def _reduction_chains() -> list[Case]:
         ),
         rows("running_mean", running_mean, needs_scan=True),
         Case("kmeans_assign", "C", kmeans_assign, points, points_small, points_full),
+        Case("nearest_centre", "C", nearest_centre, points, points_small, {"n": 65536, "m": 1024, "d": 128}),
         Case(
             "nearest_neighbours", "C", nearest_neighbours(16), points, points_small, points_full,
             fn_small=nearest_neighbours(4), sugar=True,

@@ -7,7 +7,7 @@ that both contain counts once.  Sets are bits of integers.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cost_models.base import CostModel
 from .options import Option, Options, Vec
@@ -78,9 +78,7 @@ class Bodies(Options):
         self.table: list[list[State]] = [[] for _ in self.options]
         self.loaded = sum(1 << c for c in range(len(self.options)) if self._in_memory(c))
         reduced = self.union(o.reduced for options in self.options for o in options)
-        self.kept = self.ax(region.roots[0]) & ~reduced  # axes that lie on the grid of every kernel that stores a root
-        for c in region.roots:
-            self.kept &= self.ax(c)
+        self.kept = self.union(map(self.ax, region.roots)) & ~reduced  # axes that lie on the grid of every kernel that has them
         self._wide: dict[int, list[State]] = {}
         self._roots: dict[tuple[int, ...], list[Body]] = {}
         self._writes: dict[tuple[int, ...], float] = {}
@@ -151,7 +149,7 @@ class Bodies(Options):
 
     def _start(self, c: int, i: int, o: Option) -> State:
         leaves = 1 << o.leaf if o.leaf >= 0 else 0
-        factors = sum(1 << g[0] for g in dict.fromkeys(o.sides) if len(g) == 1)
+        factors = self.union(1 << g[0] for g in o.sides if len(g) == 1 and g[0] >= 0)
         elements = self.union(1 << x for x in o.children) & ~factors
         return State(0.0, 1 << (self.offset[c] + i), 1 << c, o.items, leaves, 0, 1.0, self.vec(o.items), factors, elements)
 
@@ -244,8 +242,57 @@ class Bodies(Options):
                 own = [s for s in self._wide[r] if not s.leaves & mine and all(self.r.rank[x] < top for x in bits(s.leaves))]
                 joined = [j for a in out for b in own[:each] if (j := self.join(a, b)) is not None]
                 out = own if i == 0 else self.best(joined, 2, each)
+            out = [self.shared(s, roots) for s in out]
             self._roots[roots] = [Body(s, self.bound(s, roots), self.guess(s, roots), frozenset(bits(s.leaves))) for s in out]
         return self._roots[roots]
+
+    def shared(self, s: State, roots: tuple[int, ...]) -> State:
+        """The body with other options where these add no work to what it does anyway: where a class is a pivot of a fold that the
+        body computes, say, rather than a multiple of another maximum."""
+        for c in bits(s.classes):
+            old = self.choice(s, c)
+            for i, o in enumerate(self.options[c]) if old is not None and old.items else ():
+                adds = o.items & ~s.items or not o.items or o.leaf >= 0 or o.renamed or o.reduced & ~s.reduced
+                if o is old or adds or not all(s.classes >> x & 1 for x in o.children):
+                    continue
+                if not any(self.needs(s, x) >> c & 1 for x in o.children):
+                    new = self.reached(s, roots, {c: i})
+                    if new.items & s.items == new.items != s.items:
+                        s = new
+                        break
+        return s
+
+    def needs(self, s: State, c: int) -> int:
+        """Bits of the classes that a class is computed from in a body, itself among them."""
+        seen, todo = 0, [c]
+        while todo:
+            x = todo.pop()
+            if not seen >> x & 1:
+                seen |= 1 << x
+                o = self.choice(s, x)
+                todo += o.children if o is not None else ()
+        return seen
+
+    def reached(self, s: State, roots: tuple[int, ...], other: dict[int, int]) -> State:
+        """What is left of a body with other options (their places) for some classes."""
+        chosen = classes = items = leaves = reduced = 0
+        todo = list(roots)
+        while todo:
+            c = todo.pop()
+            if classes >> c & 1:
+                continue
+            classes |= 1 << c
+            o = self.options[c][other[c]] if c in other else self.choice(s, c)
+            if o is None:
+                chosen |= 1 << (self.offset[c] + len(self.options[c]))
+                items, leaves = items | self.read(c), leaves | 1 << c
+                continue
+            chosen |= 1 << (self.offset[c] + self.options[c].index(o))
+            items, reduced, leaves = items | o.items, reduced | o.reduced, leaves | (1 << o.leaf if o.leaf >= 0 else 0)
+            todo += o.children
+        new = replace(s, chosen=chosen, classes=classes, items=items, leaves=leaves, reduced=reduced, vec=self.vec(items))
+        self._rate(new)
+        return new
 
     def apart(self, root: int) -> State | None:
         """The body that reads from memory whatever may lie there, partial results aside: the kernel that can always be made."""

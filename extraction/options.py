@@ -31,6 +31,7 @@ class Option:
 
     kind      "node": computed by `node`; "view": the node is a view, and its operand lies in memory; "inline": a view computed here
     product   for a sum: the product that it sums directly, without a class between them
+    products  for a fold: of singletons that it weighs and sums directly, their products
     children  classes that it needs in the kernel
     items     work that it adds, as bits
     leaf      class that another kernel must store for it, or -1
@@ -48,6 +49,7 @@ class Option:
     reduced: int = 0
     renamed: int = 0
     sides: tuple[tuple[int, ...], ...] = ()
+    products: tuple[tuple[int, Node], ...] = ()
 
 
 def work_of(e: T.Term) -> tuple[float, float]:
@@ -259,6 +261,7 @@ class Options:
         over, items, children = k, 0, [n.args[i] for i in pivots]
         own = tuple(children)
         sides: list[tuple[int, ...]] = []
+        products: dict[int, Node] = {}
         for i in pivots:
             axes = self.ax(n.args[i]) | k
             if isinstance(h.pivots[i], str) or h.pivots[i][0] != "fn":
@@ -269,19 +272,40 @@ class Options:
                 x = n.args[p + j]
                 if self.zero[x]:
                     continue
+                if e.op != "num" and (m := self._weighed(x, over, k)) is not None:
+                    products[x] = m
+                    children += m.args
+                    items |= self._weights(axis, own, e, over)
+                    items |= self.product(("absorb", axis, own, m.args, str(e)), [over, *map(self.ax, m.args)], k)
+                    sides += self.sides((-1, *m.args), [over, *map(self.ax, m.args)], k)
+                    continue
                 children.append(x)
                 axes = self.ax(x)
                 if e.op == "num":
                     items |= self.item(("absorb", axis, x), axes | k, ops=self.count(axes | k))
                     continue
-                n_weights = self.count(over)
-                ops, special = work_of(e)
-                items |= self.item(("weight", axis, own, str(e)), over, ops=ops * n_weights, special=special * n_weights)
+                items |= self._weights(axis, own, e, over)
                 key = ("absorb", axis, own, x, str(e))
-                items |= self.product(key, [over, axes], k) if axes & ~over else self.item(key, over, ops=n_weights)
+                items |= self.product(key, [over, axes], k) if axes & ~over else self.item(key, over, ops=self.count(over))
                 if self.matrices(over, axes, k):
                     sides.append((x,))
-        yield Option("node", n, tuple(dict.fromkeys(children)), items, reduced=k, sides=tuple(sides))
+        yield Option(
+            "node", n, tuple(dict.fromkeys(children)), items, reduced=k, sides=tuple(sides), products=tuple(products.items())
+        )
+
+    def _weights(self, axis: str, own: tuple[int, ...], e: T.Term, over: int) -> int:
+        n, (ops, special) = self.count(over), work_of(e)
+        return self.item(("weight", axis, own, str(e)), over, ops=ops * n, special=special * n)
+
+    def _weighed(self, x: int, weight: int, summed: int) -> Node | None:
+        """The product that a singleton is, if the sum of its multiples by a weight with these axes is a product of matrices only
+        when its factors are seen."""
+        if self.matrices(weight, self.ax(x), summed):
+            return None
+        for m in self.r.nodes[x]:
+            if m.op == "mul" and self.sides((-1, *m.args), [weight, *map(self.ax, m.args)], summed):
+                return m
+        return None
 
     def _views(self, c: int, n: Node) -> Iterator[Option]:
         x, index = n.args[0], n.attr

@@ -91,8 +91,17 @@ class Terms:
             case "fold":
                 h, comp, a = n.attr  # type: ignore[misc]
                 zero = self.b.zero
-                needed = set(o.children)
-                args = [self.of(x) if x in needed else T.num(0.0) if zero[x] else self.filler(x) for x in n.args]
+                needed, products = set(o.children), dict(o.products)
+                args = [
+                    T.make("mul", None, [self.of(y) for y in products[x].args])
+                    if x in products
+                    else self.of(x)
+                    if x in needed
+                    else T.num(0.0)
+                    if zero[x]
+                    else self.filler(x)
+                    for x in n.args
+                ]
                 return T.fold(h, comp, axis(a), args)
         return T.make(n.op, n.attr, [self.of(x) for x in n.args])
 

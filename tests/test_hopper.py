@@ -379,6 +379,40 @@ def test_sinks_of_any_size(pivot: str) -> None:
         assert error(np.nan_to_num(got), np.nan_to_num(want)) < 3e-3
 
 
+@needs_compiler
+def test_a_sink_of_zero() -> None:
+    """What stands beside the maximum is a constant: rows whose scores are all far below it, or far above."""
+    p = attention("off_by_one_attention", *[(3, 200, 64)] * 3)
+    plan = planned(p, {"a1": 64, "a3": 64}, warpgroups=1, stages=2, pivot="frozen")
+    arrays = draw(p)
+    q = arrays["q"].astype(np.float32)
+    q[1] = q[1] * 0.1 - np.sign(arrays["k"][1].astype(np.float32).mean(0)) * 9.0
+    q[2] *= 30.0
+    arrays["q"] = q.astype(ml_dtypes.bfloat16)
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and s.pivot == "frozen"
+    check(p, plan, arrays)
+
+
+def test_pivots_that_something_else_may_exceed() -> None:
+    """An exponential of anything that is not below the pivot might overflow when the pivot lags far behind: it may only be lazy."""
+
+    def f(q, k, v, sink):  # type: ignore[no-untyped-def]
+        xp = q.__array_namespace__()
+        s = q @ k.mT
+        m = xp.max(s, axis=-1, keepdims=True)
+        e = xp.exp(s - m)
+        return (e / (xp.exp(sink[:, None, None] - m) + xp.sum(e, axis=-1, keepdims=True))) @ v
+
+    p = en.trace(f, *[en.TensorSpec((32, 4096, 64), "bfloat16")] * 3, en.TensorSpec((32,), "bfloat16"))
+    plan = en.optimize(p, "cuda:sm_90a").plan
+    (k,) = plan.kernels
+    s = schedule_of(
+        lower(replace(k, choices={**k.choices, "pivot": "frozen"}), plan.buffers), plan.buffers, cuda_arch("sm_90a")
+    )
+    assert isinstance(s, Pipeline) and s.pivots.free and s.pivots.rising and s.pivot == "lazy"
+
+
 # ---- products whose results are only reduced along rows: nothing is added to by late products
 
 
@@ -450,13 +484,15 @@ def test_a_product_with_statistics_behind_it() -> None:
 # program, extents: of its kernels, those that are pipelines and all; what the last pipeline does with its pivot
 PIPELINES: dict[str, tuple[dict[str, int], tuple[int, int], str | None]] = {
     "sink_attention": ({}, (1, 1), "frozen"),
-    "off_by_one_attention": ({}, (1, 1), None),
+    "off_by_one_attention": ({}, (1, 1), "frozen"),
     "sigmoid_attention": ({}, (1, 1), None),
     "retention": ({}, (1, 1), None),
     "differential_attention": ({}, (2, 2), None),
     "attention_dq": ({}, (1, 1), None),
     "qknorm": ({"n": 4096, "h": 32, "d": 128}, (1, 3), None),
     "cross_entropy_linear": ({"n": 8192, "d": 4096, "v": 128256}, (1, 2), None),
+    "attention_logsumexp": ({}, (1, 1), "frozen"),
+    "nearest_centre": ({}, (1, 2), None),
     "top2_gating": ({}, (1, 2), None),
 }
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from eqsat_neptune.codegen.lower import lower
-from eqsat_neptune.codegen.tile import Contract, Load, Loop, TileProgram, walk
+from eqsat_neptune.codegen.tile import Contract, Load, Loop, Reduce, TileProgram, walk
 from eqsat_neptune.extraction.plan import Kernel, Plan, Store
 
 import eqsat_neptune as en
@@ -200,6 +200,36 @@ def test_distances_never_lie_in_memory() -> None:
     p = plan("kernel_regression", GPU)
     n, m, d = (CASES["kernel_regression"].full[a] for a in "nmd")
     assert n == m and all(size < n * d * 4 for size in temps(p).values())
+
+
+def test_learnt_sinks_cost_no_pass() -> None:
+    """The denominator counts something beside the keys, and may still leave their sum."""
+    p = plan("sink_attention", GPU)
+    assert len(p.kernels) == 1 and temps(p) == {} and len(passes(p, CASES["sink_attention"].full["n"])) == 1
+    (program,) = programs(p)
+    assert sum(isinstance(s, Reduce) and s.op == "max" for s in walk(program.body)) == 1  # the fold's pivot is the maximum
+
+
+def test_logits_of_a_cross_entropy_never_lie_in_memory() -> None:
+    """Blocks leave the statistics of a few columns each: the summed dimension is too long for a pass over the vocabulary."""
+    p = plan("cross_entropy_linear", GPU)
+    n, v = (CASES["cross_entropy_linear"].full[a] for a in "nv")
+    assert all(size <= n * v / 128 * 4 for size in temps(p).values()) and len(p.kernels) == 2
+
+
+@pytest.mark.parametrize("n", [4096, 16384])
+def test_what_every_block_needs_is_computed_once(n: int) -> None:
+    """Sums over the keys do not depend on queries: no block of queries computes them again."""
+    p = plan("performer", GPU, n=n)
+    keys = [k for k in p.kernels if any(base(a) == "a3" and not a.endswith(".o") for a in k.axes)]
+    assert keys and not any("a1" in k.axes for k in keys)
+
+
+def test_norms_leave_the_loop_that_multiplies() -> None:
+    """A loop that also computes on its tiles by element is no pipeline of warpgroups: where it multiplies much, it does nothing else."""
+    p = plan("qknorm", GPU, n=4096, h=32, d=128)
+    assert len(p.kernels) == 3 and [bool(k.choices.get("warpgroups")) for k in p.kernels] == [False, False, True]
+    assert all(size <= 32 * 4096 * 4 for size in temps(p).values())
 
 
 def test_chains_of_products_go_the_cheap_way() -> None:

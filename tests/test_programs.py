@@ -73,8 +73,8 @@ def test_full_size_traces(case: Case) -> None:
 @CASE
 def test_outputs_keep_the_dtype_of_the_inputs(case: Case) -> None:
     program = en.trace(case.function("small"), *case.specs("small", "bfloat16"))
-    indices = {"kmeans_assign", "nearest_neighbours", "top2_gating", "topk_gating", "rmsnorm_quantize"}
-    assert {o.dtype for o in program.outputs} - ({"int8", "int32", "int64"} if case.name in indices else set()) == {"bfloat16"}
+    indices = {"kmeans_assign", "nearest_centre", "nearest_neighbours", "top2_gating", "topk_gating", "rmsnorm_quantize"}
+    assert {o.dtype for o in program.outputs} - ({"int8", "int32", "int64"} if case.name in indices else set()) <= {"bfloat16"}
 
 
 # Whole layers magnify the rounding of what goes in: over 60 draws the same code in float32 NumPy reaches 2.2e-6 on layers2
