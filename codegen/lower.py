@@ -17,10 +17,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from .. import terms as T
 from ..extraction import plan
 from ..extraction.plan import Buffer, Kernel
 from ..program import EXACT
+from ..reference import evaluate_scalar
 from ..terms import Affine, Monoid, Term
 from .tile import (
     Carry,
@@ -765,14 +768,12 @@ class _FoldState:
         pivot = self.h.pivots[i] if kind == "p" else None
         if isinstance(pivot, str):
             return ("pivot", pivot, self.axis, self.singles[i])
-        return (
-            kind,
-            self.h,
-            i,
-            self.axis,
-            tuple(self.singles[p] for p in ps),
-            tuple(self.singles[self.n + j] for j in xs),
-        )
+        singles = tuple(self.singles[p] for p in ps), tuple(self.singles[self.n + j] for j in xs)
+        if kind == "x" and all(isinstance(self.h.pivots[p], str) for p in ps):  # whatever else is in the monoid
+            number = {T.var(f"{s}{p}"): T.var(f"{s}{n}") for n, p in enumerate(ps) for s in "rR"}
+            rows = tuple(tuple((xs.index(j), T.substitute(e, number)) for j, e in self.h.coef[x] if j in xs) for x in xs)
+            return ("component", tuple(self.h.pivots[p] for p in ps), rows, xs.index(i), self.axis, *singles)
+        return (kind, self.h, i, self.axis, *singles)
 
     def axes(self, kind: str, i: int) -> frozenset[str]:
         ps, xs = self.h.needed(i if kind == "p" else self.n + i, self.zero)
@@ -928,8 +929,8 @@ class _FoldState:
         low, here = self.low, self.here
         names = T.variables(e)
         order = [p for p in range(self.n) if f"r{p}" in names and isinstance(self.h.pivots[p], str)]
-        derived = any(is_fn(self.h.pivots[int(v[1:])]) for v in names)  # its value is free where nothing counts yet
-        safe = not derived and vanishes_at_identity(e, tuple((p, str(self.h.pivots[p])) for p in order))
+        boundless = any(is_fn(p := self.h.pivots[int(v[1:])]) and infinite_when_empty(p[1]) for v in names)
+        safe = not boundless and vanishes_at_identity(e, tuple((p, str(self.h.pivots[p])) for p in order))
         at, guards = {}, []
         for v in names:
             p = int(v[1:])
@@ -964,6 +965,12 @@ class _FoldState:
         low, R = self.low, self.new["p", p]
         hit = low.map(self.here, "eq", (R, low.const(IDENTITY[str(self.h.pivots[p])])))
         return low.map(self.here, "where", (hit, low.const(0.0), R), "pivot")
+
+
+def infinite_when_empty(e: Term) -> bool:
+    """Is a pivot that is this function of components infinite where these are 0?  (NaN is seen to: any number serves there.)"""
+    with np.errstate(all="ignore"):
+        return bool(np.isinf(evaluate_scalar(e, dict.fromkeys(T.variables(e), np.float64(0.0)))))
 
 
 def difference(t: Term) -> tuple[Term, Term] | None:

@@ -320,6 +320,22 @@ def test_backward_without_a_running_maximum() -> None:
         close(run(plan, x)["dQ"][0], p * (g - (p * g).sum(1, keepdims=True)) @ x["K"][0], 1e-10)
 
 
+@pytest.mark.parametrize("masked", [0, 7])
+def test_a_pivot_that_is_infinite_where_nothing_counts(masked: int) -> None:
+    """Σ e^(s − M)·(v − log Z) in one pass: log Z is −∞ as long as all that was seen is masked, and 0·∞ must not come of it."""
+    n = 12
+    e = un("exp", sub(var("r0"), var("R0")))
+    h = Monoid(("max", ("fn", un("log", var("y0")))), (((0, e),), ((0, mul(e, sub(var("r1"), var("R1")))), (1, e))))
+    x = {"S": rng().standard_normal((n, n)), "V": rng().standard_normal((n,))}
+    x["S"][:, :masked] = -np.inf
+    total = fold(h, 3, "k", [read("S", "q", "k"), num(0.0), num(1.0), read("V", "k")])
+    p = np.exp(x["S"] - x["S"].max(1, keepdims=True))
+    want = (p * (x["V"] - np.log(p.sum(1, keepdims=True)))).sum(1)
+    for role in (("loop", 4), ("loop", 5), ("whole", 0)):
+        plan = make_plan([({"O": (total, ("q",))}, dict(q=("grid", 4), k=role))], dict(q=n, k=n), x)
+        close(run(plan, x)["O"], want, 1e-10)
+
+
 def test_what_no_pivot_weighs_is_not_skipped() -> None:
     """A joint monoid that also counts all elements: the mask of the maximum must not bound the loop."""
     w = un("exp", sub(var("r0"), var("R0")))

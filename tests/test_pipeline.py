@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from eqsat_neptune.codegen.lower import lower
-from eqsat_neptune.codegen.tile import Contract, Load, Loop, Reduce, TileProgram, walk
+from eqsat_neptune.codegen.tile import Contract, Load, Loop, Map, Reduce, TileProgram, walk
 from eqsat_neptune.extraction.plan import Kernel, Plan, Store
 
 import eqsat_neptune as en
@@ -186,6 +186,9 @@ def test_gradient_of_the_queries_is_one_pass_over_the_keys() -> None:
     p = plan("attention_dq", GPU)
     n = CASES["attention_dq"].full["n"]
     assert len(p.kernels) == 1 and temps(p) == {} and len(passes(p, n)) == 1
+    (loop,) = [s for q in programs(p) for s in walk(q.body) if isinstance(s, Loop)]
+    weights = [s for s in loop.body if isinstance(s, Map) and s.fn == "exp" and loop.axis in s.out.axes]
+    assert len(weights) == 1 and len(loop.carries) == 6  # weights and their sum serve all components
 
 
 @pytest.mark.parametrize(
