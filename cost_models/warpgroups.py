@@ -99,7 +99,10 @@ def form(program: TileProgram, block: Block) -> Form | None:
         products = [(c, r, k) if set(r) & wide and not set(c) & wide else (r, c, k) for r, c, k in products]
         if carried and len(loop.body) != len(units) + sum(isinstance(s, Load) for s in loop.body):
             return None  # elementwise work between products of loaded tiles
-    if len({r for r, _, _ in products}) != 1:
+    rows = next((r for r, _, _ in lefts.values()), products[0][0])  # those of products that read what others gave
+    products = [(r, c, k) if r == rows else (c, r, k) for r, c, k in products]
+    carried = {(r, c) if r == rows else (c, r) for r, c in carried}
+    if any(r != rows for r, _, _ in products):
         return None
     readers: dict[int, int] = {}
     for s in walk(program.body):

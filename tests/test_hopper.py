@@ -481,6 +481,25 @@ def test_a_product_with_statistics_behind_it() -> None:
         assert error(got, want) < 3e-3
 
 
+@needs_compiler
+def test_tiles_that_early_and_late_products_share() -> None:
+    """Gradients of keys and values: rows are keys, what goes with a query is a column's, and two products read each tile."""
+    case = CASES["attention_dkv"]
+    large = en.trace(case.function("full"), *case.specs("full"))
+    plan = en.optimize(large, "cuda:sm_90a").plan
+    assert [bool(k.choices.get("warpgroups")) for k in plan.kernels] == [True, True]
+    p = en.trace(case.function("full"), *case.specs("full", hq=2, hkv=2, n=200))  # with its scale
+    arrays = draw(p)
+    wants = en.evaluate(p, *arrays.values())
+    small = smaller(plan, p)
+    arch = hopper_emulator_arch()
+    programs = [lower(k, small.buffers, small.compute_dtype) for k in small.kernels]
+    assert all(isinstance(schedule_of(x, small.buffers, arch), Pipeline) for x in programs)
+    for outs in run(programs, small.buffers, arrays, arch, (0, 1)):
+        for name, want in zip(("out0", "out1"), wants):
+            assert error(np.asarray(outs[name]).astype(np.float64), np.asarray(want)) < 6e-3
+
+
 # program, extents: of its kernels, those that are pipelines and all; what the last pipeline does with its pivot
 PIPELINES: dict[str, tuple[dict[str, int], tuple[int, int], str | None]] = {
     "sink_attention": ({}, (1, 1), "frozen"),
@@ -489,6 +508,8 @@ PIPELINES: dict[str, tuple[dict[str, int], tuple[int, int], str | None]] = {
     "retention": ({}, (1, 1), None),
     "differential_attention": ({}, (2, 2), None),
     "attention_dq": ({}, (1, 1), None),
+    "attention_dkv": ({}, (2, 2), None),
+    "attention_backward": ({}, (2, 3), None),
     "qknorm": ({"n": 4096, "h": 32, "d": 128}, (1, 3), None),
     "cross_entropy_linear": ({"n": 8192, "d": 4096, "v": 128256}, (1, 2), None),
     "attention_logsumexp": ({}, (1, 1), "frozen"),
