@@ -128,6 +128,7 @@ class Fuzzer:
     rules: Sequence[Rule] = RULES
     limit: float = LIMIT
     broken: bool = False  # this process can run no further case
+    counted: bool = False  # the case that runs is one of those that shrink another one, which has been counted
     dead: float | None = None  # seconds in one case after which the process ends: for one that is started anew
     figures: Figures = field(default_factory=Figures)
     coverage: set[str] = field(default_factory=set)
@@ -174,9 +175,10 @@ class Fuzzer:
         elif outcome.faulty:
             self.figures.faulty += 1
             lost = "CUDA is lost" in outcome.text  # to this process: the next case needs another one
-            runs, most = (alone, ALONE) if lost else (self._run, SHRINKING)
+            runs, most = (self._alive(alone), ALONE) if lost else (self._run, SHRINKING)
+            self.counted = True
             found = self._fault(*shrink(case, outcome, runs, most))
-            self.broken = lost
+            self.counted, self.broken = False, lost
         elif new:
             self.queue.append(case)
         self.figures.seconds += time.perf_counter() - start
@@ -218,7 +220,7 @@ class Fuzzer:
 
     def _run(self, case: Case) -> Outcome:
         if self.running is not None:
-            _write(self.running, {"case": case.to_json()})
+            _write(self.running, {"case": case.to_json(), "counted": self.counted})
         if self.dead is None:
             return run(case, self.rules, self.limit)
         faulthandler.dump_traceback_later(self.dead, exit=True)
@@ -241,18 +243,35 @@ class Fuzzer:
         alone too (runs), it is a fault, and comes back shrunk.  The next case is another one."""
         if self.running is None or not self.running.exists():
             return None
-        case, self.figures.tried = load(self.running), self.figures.tried + 1
-        self.running.unlink()
-        self.save()
-        outcome, found = runs(case), None
+        start, cpu, found = time.perf_counter(), _cpu(), None
+        case, runs = load(self.running), self._alive(runs)
+        counted = bool(_read(self.running).get("counted"))
+        outcome = runs(case)  # if this process is ended now, the next one begins here, too
+        if not counted:
+            self.figures.tried += 1
+            self.figures.targets[case.target] = self.figures.targets.get(case.target, 0) + 1
         if outcome.faulty:
-            self.figures.faulty += 1
-            self.figures.kinds[outcome.kind] = self.figures.kinds.get(outcome.kind, 0) + 1
+            if not counted:
+                self.figures.faulty += 1
+                self.figures.kinds[outcome.kind] = self.figures.kinds.get(outcome.kind, 0) + 1
             found = self._fault(*shrink(case, outcome, runs, ALONE))
-        else:
+        elif not counted:
             self.figures.lost += 1
+        self.running.unlink(missing_ok=True)
+        self.figures.seconds += time.perf_counter() - start
+        self.figures.cpu += _cpu() - cpu
         self.save()
         return found
+
+    def _alive(self, runs: Callable[[Case], Outcome]) -> Callable[[Case], Outcome]:
+        """Says before each case that this process is at work: the time of `running` is what is looked at."""
+
+        def touched(case: Case) -> Outcome:
+            if self.running is not None and self.running.exists():
+                os.utime(self.running)
+            return runs(case)
+
+        return touched
 
     def save(self) -> None:
         if self.state is not None:
@@ -490,15 +509,17 @@ def _inside(args: argparse.Namespace) -> int:
     fuzzer = _fuzzer(args, args.inside)
     fuzzer.dead = DEAD
     end, parent = time.monotonic() + args.seconds, os.getppid()
+    recovered = False
     try:
         show(fuzzer.recover(alone))
+        recovered = True
         while time.monotonic() < end and not fuzzer.broken and os.getppid() == parent:
             show(fuzzer.step())
     except KeyboardInterrupt:
         pass
     finally:
         fuzzer.save()
-    if fuzzer.running is not None:
+    if fuzzer.running is not None and recovered:
         fuzzer.running.unlink(missing_ok=True)
     return _AGAIN if fuzzer.broken else _FOUND if fuzzer.faults else 0
 
