@@ -19,6 +19,7 @@ from .machines import Gpu
 STAGES = (2, 3, 4, 6)
 ROWS = 64
 STEP = 0.2e-6  # barriers and the turn of one iteration
+BESIDE = 2048  # bytes of shared memory that the planner leaves to barriers
 START = 1.4e-6  # first copies and the end of a tile of work, as far as they do not run beside others
 # registers that a thread may have, by the number of warpgroups that compute
 REGISTERS = {1: 212.0, 2: 212.0, 3: 136.0}
@@ -180,11 +181,11 @@ def price(
         hidden = m.beside if groups > 1 else 0.6
         each = most * np.where(apart, 1.15, 1.0) + hidden * rest + trips * (STEP if f.chained else STEP / 8) + START
         for stages in STAGES:
-            used = fixed + staged * stages + 4096
+            used = fixed + staged * stages + BESIDE
             good = ok & (used <= m.shared_block) & (stages <= np.maximum(trips, 2))
             pull = np.minimum(m.pull * 1.2, np.maximum(staged * (stages - 0.5), 2048.0) / m.latency)
             memory = b.dram / np.minimum(m.dram, np.minimum(blocks, m.sms) * pull) + m.block
-            slow = 1.0 + (0.01 if f.chained else 0.03) * (4 - min(stages, 4))
+            slow = 1.0 + (0.02 if f.chained else 0.03) * (4 - min(stages, 4))
             seconds = np.where(good, m.launch + np.maximum(per_sm * each * slow + 1.5e-6, memory), np.inf)
             names = ("tensor", "special", "ops", "l2")
             parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory + 0 * one, "launch": np.full(1, m.launch)}

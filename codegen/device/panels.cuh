@@ -77,12 +77,12 @@ template <int N> DEV bool all_below(const float (&x)[N], float most) {
     return good;
 }
 template <int N, int M> DEV bool all_below(const float (&x)[N][M], float most) {
-    float worst = 0.0f;                                        // NaN once anything is infinite or NaN
+    float worst[8] = {};                                       // NaN once anything is infinite or NaN; eight, for one would be a chain
 #pragma unroll
     for (int i = 0; i < N; ++i)
 #pragma unroll
-        for (int j = 0; j < M; ++j) worst = fmaf(x[i][j], 0.0f, worst);
-    return worst == 0.0f;
+        for (int j = 0; j < M; ++j) worst[j % 8] = fmaf(x[i][j], 0.0f, worst[j % 8]);
+    return (((worst[0] + worst[1]) + (worst[2] + worst[3])) + ((worst[4] + worst[5]) + (worst[6] + worst[7]))) == 0.0f;
 }
 DEV void note_failed(u32 list, int tile) { store_shared<int>(list + 4 + 4 * fetch_add_shared(list, 1), tile); }
 // The entry after number `at` that no earlier one equals (-1 if there is none); `at` moves to it.

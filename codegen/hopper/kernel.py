@@ -19,7 +19,7 @@ from ..cuda.schedule import HALVES, Operand, RoundedSum, TilePlan
 from ..cuda.text import C_TYPES, Names, Text, affine
 from ..tile import Carry, Contract, Gather, Loop, Map, Reduce, Stmt, Store, Value, operands
 from .maps import tensor_map
-from .planner import MOST_FAILED, WORK_SLOTS, Parts, Pipeline
+from .planner import MOST_FAILED, READY, WORK_SLOTS, Parts, Pipeline
 
 # variables that the text below names itself
 _LOCALS = set(
@@ -62,6 +62,8 @@ class Warpgroups(Fragments):
         self.setup()
         with body.block("if (warp_index() < 4)"):
             few, many = pipe.registers
+            if pipe.cluster == 1:
+                body(f"named_arrive({READY}, {pipe.threads});  // who sets barriers up need not wait: copies start at once")
             if few:
                 body(f"fewer_registers<{few}>();")
             with body.block("if (warp_index() == 0 && elect_one())"):
@@ -69,6 +71,8 @@ class Warpgroups(Fragments):
                 self.produce()
                 self.names = outer
         with body.block("else"):
+            if pipe.cluster == 1:
+                body(f"named_sync({READY}, {pipe.threads});")
             if few:
                 body(f"more_registers<{many}>();")
             self.consume()
@@ -117,7 +121,8 @@ class Warpgroups(Fragments):
             t("next_kernel_may_start();")
         if self.sequence[0]:
             t("previous_kernel_wait();")
-        t("cluster_sync();" if pipe.cluster > 1 else "block_sync();")
+        if pipe.cluster > 1:  # others may not touch barriers that are not set up
+            t("cluster_sync();")
 
     # ---- the producer
     def produce(self) -> None:
@@ -145,7 +150,8 @@ class Warpgroups(Fragments):
             following = self.following()
             if pipe.frozen and following != str(total):
                 following = f"again >= 0 ? {total} : {following}"
-            t(f"const int next = {following};")
+            if pipe.dynamic:
+                t(f"int next = {total};")
             fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
             self.copies(fixed, rings)
             early = {x.value.id for s in pipe.parts.early for x in self.tile_operands(s)}
@@ -174,9 +180,11 @@ class Warpgroups(Fragments):
                     with t.block(f"if ({tile} > {first})"):
                         copies(ahead, f"({tile} - 1)")
                 rest = [v for v in ring if v not in ahead]
+                if pipe.dynamic:  # late, so that who is done first has the next; the last copies hide the trip to memory
+                    t(f"if ({tile} == {first}) next = {following};")
                 if rest:
                     copies(rest, tile)
-            t("work = next;")
+            t(f"work = {'next' if pipe.dynamic else following};")
 
     def following(self) -> str:
         """The number of the work that this block takes after `work`."""
@@ -211,8 +219,9 @@ class Warpgroups(Fragments):
                 t("works.advance();")
                 self.reset_counter()
                 t(f"barrier_wait({pipe.drained}, 0);")
-                t(f"barrier_wait({pipe.work_empty} + 8 * works.slot(), works.parity() ^ 1);")
                 t(f"failures = (int)load_shared<u32>({pipe.failed});")
+                t("if (failures == 0) break;  // as the consumers see, too")
+                t(f"barrier_wait({pipe.work_empty} + 8 * works.slot(), works.parity() ^ 1);")
             t(f"work = next_failed({pipe.failed} + 4, failures, again);")
 
     def led(self) -> list[tuple[int, TilePlan]]:
@@ -390,6 +399,8 @@ class Warpgroups(Fragments):
                 self.consume_tiles(states, next_work)
                 t("if (work == -1) break;")
                 t(f"barrier_arrive_if(lane == 0, {pipe.drained});")
+                t(f"barrier_wait({pipe.drained}, 0);")
+                t(f"if (load_shared<u32>({pipe.failed}) == 0) break;")
         else:
             self.consume_tiles(states, next_work)
         lines = [line.replace("    ", "    " * depth, 1) if line.startswith("    ") else line for line in self.declared]

@@ -20,6 +20,7 @@ from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, Schedule, TilePlan
 from ..cuda.simplify import fold_exponentials
 from ..tile import Carry, Contract, Load, Loop, Reduce, Stmt, Store, TileProgram, operands, walk
+from .orders import ORDERS, Traversal, lengths, makespans
 from .pivots import Pivots
 
 ROWS = 64  # of one warpgroup
@@ -27,7 +28,7 @@ PANEL = 64  # columns of a panel
 MOST_CONSUMERS = 3
 REGISTERS = {1: (0, 240), 2: (24, 240), 3: (32, 160)}  # of a thread: producer (0: they need not give any up), consumers
 WORK_SLOTS = 2
-ORDERS = ("dynamic", "static", "folded", "grid")
+READY = 5  # named barrier: those in shared memory are there (1: consumers meet; 2 to 4: their turns)
 CACHE = 36_000_000  # bytes of the second-level cache that the loops of the tiles under way may fill
 MOST_FAILED = 256  # entries: one for each warp that found its tile to have failed
 
@@ -60,16 +61,6 @@ class Parts:
     weight: list[Stmt] = field(default_factory=list)  # writes what late products read
     state: list[Stmt] = field(default_factory=list)  # touches what late products add to
     late: list[Contract] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Traversal:
-    """In which order a kernel's tiles are taken: `group` positions of the fast axes at a time, and for those all of the slow axes', so
-    that what tiles share stays in the second-level cache.  Of each axis: its name, and whether it runs backwards."""
-
-    slow: tuple[tuple[str, bool], ...]
-    fast: tuple[tuple[str, bool], ...]
-    group: int
 
 
 @dataclass
@@ -227,8 +218,8 @@ class WarpgroupPlanner(Planner):
         want = self.p.choices.get("stages")
         stages = want if isinstance(want, int) else 4
         stages = max(1, min(stages, room // ring if ring else 1, 8))
-        if ring and fixed and not isinstance(want, int):
-            stages = max(min(stages, 2), min(stages, (room - fixed) // ring))  # rather a second set of what lies outside the loop
+        if ring and fixed and not isinstance(want, int):  # a third is worth more than a second set of what lies outside the loop
+            stages = max(min(stages, 3), min(stages, (room - fixed) // ring))
         overlap = bool(self.p.choices.get("overlap", True)) and bool(parts.early) and trips > 1
         overlap = overlap and self.count_registers(True) <= REGISTERS[self.consumers][1] - 36
         if not parts.early and (parts.score or parts.weight or parts.state):
@@ -253,9 +244,8 @@ class WarpgroupPlanner(Planner):
         } - {x.value.id for s in parts.late for x in (o.contracts[s.out.id].left, o.contracts[s.out.id].right)}
         fixed_early = all(v in early_only and not o.instances.get(v) for v, t in o.tiles.items() if t.loop is None)
         tiles = math.prod(self.p.axes[a].trips for a in self.p.grid)
-        order = str(self.p.choices.get("order", "dynamic"))
-        if order not in ORDERS:
-            raise Unsupported(f"order {order}, not one of {', '.join(ORDERS)}")
+        traversal = self.traversal()
+        order = self.best_order(traversal, tiles, stages)
         at = -(-at // 16) * 16
         carries = {s.out.id: next(c for c in self.loop.carries if c.next == s.out) for s in parts.late}
         pipe = Pipeline(
@@ -271,7 +261,7 @@ class WarpgroupPlanner(Planner):
             tiles,
             tiles,
             *self.pivot_choice(overlap and order != "grid"),
-            self.traversal(),
+            traversal,
         )
         if pipe.pivot == "frozen":
             assert pipe.pivots.frozen is not None
@@ -398,6 +388,17 @@ class WarpgroupPlanner(Planner):
         whole = self.size(t.outer) == t.rows and t.rows % (8 * n) == 0  # groups of eight rows
         return first if first is not None and whole and self.tile[first] % n == 0 else None
 
+    def best_order(self, traversal: Traversal, tiles: int, stages: int) -> str:
+        """The one with which the last block ends first, of equals the plainest."""
+        want = self.p.choices.get("order")
+        if want is not None:
+            if want not in ORDERS:
+                raise Unsupported(f"order {want}, not one of {', '.join(ORDERS)}")
+            return str(want)
+        blocks = min(tiles, self.arch.multiprocessors)
+        ends = makespans(lengths(self.p, self.loop, traversal), blocks, stages)
+        return min(ends, key=ends.__getitem__)
+
     def traversal(self) -> Traversal:
         """Tiles with the longest loops first; as many positions of the other axes at a time as the cache holds what their loops read.
         Where nothing bounds the loop and two axes share what it reads, blocks at one time form a square."""
@@ -408,8 +409,8 @@ class WarpgroupPlanner(Planner):
         for c in loop.constraints:
             terms = dict(c.terms)
             for a in grid:
-                if a in terms and loop.axis in terms:
-                    backwards.setdefault(a, terms[a] * terms[loop.axis] < 0 and terms[loop.axis] < 0)
+                if a in terms and loop.axis in terms:  # of several constraints one that lets loops grow decides
+                    backwards[a] = backwards.get(a, False) or terms[loop.axis] < 0 < terms[a]
         reads = [s for s in loop.body if isinstance(s, Load) and loop.axis in s.out.axes]
         depends = {a: [s for s in reads if a in s.out.axes] for a in grid}
 
