@@ -88,6 +88,8 @@ def check(program: en.Program, plan: Plan, arrays: dict[str, np.ndarray], limit:
         {"pivot": "frozen", "turns": True},
         {"pivot": "frozen", "order": "folded"},
         {"pivot": "frozen", "peek": True},
+        {"pivot": "frozen", "peek": True, "split": True},
+        {"pivot": "lazy", "peek": True, "split": True, "turns": False},
         {"pivot": "lazy", "peek": True, "turns": False},
         {"pivot": "frozen", "peek": True, "sums": "matrix", "order": "static"},
         {"pivot": "lazy", "order": "folded", "turns": False},

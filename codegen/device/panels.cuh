@@ -62,10 +62,14 @@ template <int STEPS, int CS, class A, class B> DEV void multiply(float (&acc)[2]
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) wgmma<A::TURNED, B::TURNED>(typename B::T{}, acc, a.step(k), b.step(k), k > 0 || add);
 }
-template <int STEPS, int CS, int N, class B> DEV void multiply(float (&acc)[2][CS], const u32 (&a)[N], const B& b, bool add) {
+// The steps FROM to TO - 1 of one whose left operand is in registers.
+template <int FROM, int TO, int CS, int N, class B> DEV void multiply_part(float (&acc)[2][CS], const u32 (&a)[N], const B& b, bool add) {
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k)
+    for (int k = FROM; k < TO; ++k)
         wgmma<B::TURNED>(typename B::T{}, acc, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], b.step(k), k > 0 || add);
+}
+template <int STEPS, int CS, int N, class B> DEV void multiply(float (&acc)[2][CS], const u32 (&a)[N], const B& b, bool add) {
+    multiply_part<0, STEPS>(acc, a, b, add);
 }
 
 // ---- frozen pivots: what a tile's state must be like at the end, and a list of the tiles where it is not: their number, then one entry

@@ -508,7 +508,8 @@ class Warpgroups(Fragments):
         place = " + ".join(parts) or "0"
         return f"uniform({place})" if len(parts) > 1 else place  # else it is worked out in every lane, and read from one again
 
-    def multiply(self, s: Contract, acc: str, add: str, rings: Mapping[int, str]) -> None:
+    def multiply(self, s: Contract, acc: str, add: str, rings: Mapping[int, str], half: int | None = None) -> None:
+        """half: only the first (0) or the second (1) half of its steps, of one with its left operand in registers."""
         plan, home = self.s.contracts[s.out.id], self.s.home[s.out.id]
         assert home.row is not None and home.column is not None
         ctype = C_TYPES[plan.dtype]
@@ -523,7 +524,12 @@ class Warpgroups(Fragments):
         left = self.packed_operands[plan.left.value.id] if in_registers else tile(plan.left, home.row.axes, True)
         right = tile(plan.right, home.column.axes, False)
         self.comment(s)
-        self.t(f"multiply<{plan.steps}>({acc}, {left}, {right}, {add});")
+        what = f"multiply<{plan.steps}>"
+        if half is not None:
+            assert in_registers
+            middle = plan.steps // 2
+            what = f"multiply_part<{middle * half}, {plan.steps if half else middle}>"
+        self.t(f"{what}({acc}, {left}, {right}, {add});")
 
     def issue_early(self) -> None:
         """Wait for the tiles of the early products and issue those.  What lies outside the loop is there since its first iteration."""
@@ -544,7 +550,8 @@ class Warpgroups(Fragments):
             self.multiply(product, self.scores[product.out.id], "false", self.early_ring)
         t("products_commit();")
 
-    def issue_late(self, states: Mapping[int, str]) -> None:
+    def issue_late(self, states: Mapping[int, str], half: int | None = None) -> None:
+        """half: the first of two parts."""
         t, pipe = self.t, self.pipe
         for vid, ring in self.led_rings(self.late_ring):
             if vid not in self.early_ring and not (pipe.peek and self.s.tiles[vid].loop):
@@ -556,10 +563,19 @@ class Warpgroups(Fragments):
         t("products_fence();")
         for product in pipe.parts.late:
             carry = pipe.carries[product.out.id]
-            self.multiply(product, states[carry.phi.id], "!fresh" if self.overwritten(carry) else "true", self.late_ring)
+            add = "!fresh" if self.overwritten(carry) else "true"
+            self.multiply(product, states[carry.phi.id], add, self.late_ring, half)
         t("products_commit();")
         if any(map(self.overwritten, pipe.loop.carries)):
             t("fresh = false;")
+
+    def issue_rest(self, states: Mapping[int, str]) -> None:
+        """The second part of the late products, once the elementwise work before it is done.  Nothing may touch their registers here."""
+        self.pin_scores()
+        self.t("products_fence();")
+        for product in self.pipe.parts.late:
+            self.multiply(product, states[self.pipe.carries[product.out.id].phi.id], "true", self.late_ring, 1)
+        self.t("products_commit();")
 
     def fixed_early(self) -> list[tuple[int, str]]:
         """Tiles outside the loop that only early products read."""
@@ -738,7 +754,7 @@ class Warpgroups(Fragments):
             self.my_turn()
             t(f"{self.issue_early_name}(No{{}});")
             if parts.late:
-                self.issue_late(states)
+                self.issue_late(states, 0 if pipe.split else None)
             self.your_turn()
             t(f"products_wait<{int(bool(parts.late))}>();")
             self.early_done(f"{tile} == {first}")
@@ -807,7 +823,13 @@ class Warpgroups(Fragments):
         t("constexpr bool edge = decltype(at_edge)::value, start = decltype(at_start)::value;")
         t(position)
         self.masked.clear()
-        for x in (*parts.score, *(parts.weight if pipe.peek else ())):
+        for x in parts.score:
+            self.statement(x)
+        if pipe.split:
+            self.flush()
+            with t.block("if constexpr (!start)"):
+                self.issue_rest(states)
+        for x in parts.weight if pipe.peek else ():
             self.statement(x)
         self.flush()
         if pipe.peek:
