@@ -94,3 +94,16 @@ def test_producers_do_not_wait_for_the_block() -> None:
     _, text = pipeline(attention("prefill_causal", *[(1, 32, 512, 128)] * 3), {"a1": 128, "a3": 128})
     assert "block_sync()" not in text
     assert text.index("named_arrive(5, 384)") < text.index("copy_box(") < text.index("named_sync(5, 384)")
+
+
+def test_late_products_in_two_parts() -> None:
+    """The second part lies between the work on scores and the exponentials, and nothing touches registers under way before it."""
+    program, tiles = attention("prefill_causal", *[(1, 4, 512, 128)] * 3), {"a1": 128, "a3": 128}
+    pipe, text = pipeline(program, tiles, peek=True, split=3)
+    assert pipe.split == 3
+    assert text.count("multiply_part<3, 8>") == text.count("multiply_part<0, 3>") == 2
+    before = text[: text.index("multiply_part<3, 8>")].rsplit("if constexpr (!start) {", 1)[1]
+    assert "pin(t9_a1_a3)" in before and "operand)" not in before and "t27" not in before
+    after = text.split("multiply_part<3, 8>")[1]
+    assert after.index("products_commit") < after.index("exp2_fast(t9") < after.index("products_wait<0>()")
+    assert pipeline(program, tiles, split=3)[0].split == 0, "it needs the work that comes behind it to be beside late products"

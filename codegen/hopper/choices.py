@@ -15,8 +15,8 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     turns       warpgroups take turns in issuing products
     peek        all of an iteration's elementwise work but the rounding of operands runs beside late products, and so does the wait for
                 the tiles of the next ones (else what makes operands comes after them)
-    split       (with peek) late products are issued in two parts, the second one after the elementwise work that makes no operands:
-                an instruction with an operand in registers holds its warps up until the unit has taken those before it
+    split       (with peek) so many steps of late products are issued first, the others after the elementwise work that makes no operands
+                (0: all at once): an instruction with an operand in registers holds its warps up until the unit has taken those before
     chain       the next tile's first products are issued before this tile ends
     order       "dynamic" (a counter in memory), "static" (every n-th tile of n blocks), "folded" (n at a time, to and fro: who had the
                 longest has the shortest next), "grid" (a block a tile)

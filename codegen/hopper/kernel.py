@@ -508,8 +508,8 @@ class Warpgroups(Fragments):
         place = " + ".join(parts) or "0"
         return f"uniform({place})" if len(parts) > 1 else place  # else it is worked out in every lane, and read from one again
 
-    def multiply(self, s: Contract, acc: str, add: str, rings: Mapping[int, str], half: int | None = None) -> None:
-        """half: only the first (0) or the second (1) half of its steps, of one with its left operand in registers."""
+    def multiply(self, s: Contract, acc: str, add: str, rings: Mapping[int, str], part: int | None = None) -> None:
+        """part: only the first (0) or the second (1) part of its steps, of one with its left operand in registers."""
         plan, home = self.s.contracts[s.out.id], self.s.home[s.out.id]
         assert home.row is not None and home.column is not None
         ctype = C_TYPES[plan.dtype]
@@ -525,10 +525,10 @@ class Warpgroups(Fragments):
         right = tile(plan.right, home.column.axes, False)
         self.comment(s)
         what = f"multiply<{plan.steps}>"
-        if half is not None:
+        if part is not None:
             assert in_registers
-            middle = plan.steps // 2
-            what = f"multiply_part<{middle * half}, {plan.steps if half else middle}>"
+            middle = min(self.pipe.split, plan.steps - 1)
+            what = f"multiply_part<{middle * part}, {plan.steps if part else middle}>"
         self.t(f"{what}({acc}, {left}, {right}, {add});")
 
     def issue_early(self) -> None:
@@ -550,8 +550,8 @@ class Warpgroups(Fragments):
             self.multiply(product, self.scores[product.out.id], "false", self.early_ring)
         t("products_commit();")
 
-    def issue_late(self, states: Mapping[int, str], half: int | None = None) -> None:
-        """half: the first of two parts."""
+    def issue_late(self, states: Mapping[int, str], part: int | None = None) -> None:
+        """part: the first of two."""
         t, pipe = self.t, self.pipe
         for vid, ring in self.led_rings(self.late_ring):
             if vid not in self.early_ring and not (pipe.peek and self.s.tiles[vid].loop):
@@ -564,7 +564,7 @@ class Warpgroups(Fragments):
         for product in pipe.parts.late:
             carry = pipe.carries[product.out.id]
             add = "!fresh" if self.overwritten(carry) else "true"
-            self.multiply(product, states[carry.phi.id], add, self.late_ring, half)
+            self.multiply(product, states[carry.phi.id], add, self.late_ring, part)
         t("products_commit();")
         if any(map(self.overwritten, pipe.loop.carries)):
             t("fresh = false;")

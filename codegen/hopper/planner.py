@@ -89,7 +89,7 @@ class Pipeline:
     hold: bool = False  # results are rounded at the end of a tile of work, and stored beside the next one's first products
     turns: bool = False  # warpgroups take turns in issuing products
     peek: bool = False  # all elementwise work of an iteration, and the wait for the next tiles, go beside late products
-    split: bool = False  # late products are issued in two parts, the second one behind some of the elementwise work
+    split: int = 0  # so many steps of late products are issued first, the others behind some of the elementwise work (0: all at once)
     frozen: Parts | None = None  # of an iteration with pivots that stay
     drained: int = 0  # barrier: consumers have no tile left
     failed: int = 0  # tiles whose frozen pivots were too low: how many, and which
@@ -277,9 +277,10 @@ class WarpgroupPlanner(Planner):
             boxes[vid] = replace(whole, box=part)
         pipe.turns = bool(self.p.choices.get("turns", True)) and overlap and self.consumers > 1
         pipe.peek = bool(self.p.choices.get("peek", False)) and overlap and bool(parts.late)
-        pipe.split = bool(self.p.choices.get("split", False)) and pipe.peek
         late = [o.contracts[s.out.id] for s in parts.late]
-        pipe.split = pipe.split and all(c.left.where == "register" and c.steps > 1 for c in late)
+        if pipe.peek and all(c.left.where == "register" and c.steps > 1 for c in late):
+            first = self.p.choices.get("split", 0)
+            pipe.split = max(0, first) if isinstance(first, int) else 0
         if order != "grid":
             if pipe.pivot != "frozen":  # a tile that is computed again would be so in one block only
                 self.join_blocks(pipe)
