@@ -79,9 +79,9 @@ def makespan(order: str, tiles: Sequence[int] | np.ndarray, blocks: int, ahead: 
     """When the last block ends, in iterations.  ahead: how many of them a block still has before it when it asks for its next tile."""
     cost = np.asarray(tiles, float) + END
     if order in ("static", "folded"):
-        rows = np.zeros(-(-len(cost) // blocks) * blocks)
-        rows[: len(cost)] = cost
-        rows = rows.reshape(-1, blocks)
+        padded = np.zeros(-(-len(cost) // blocks) * blocks)
+        padded[: len(cost)] = cost
+        rows = padded.reshape(-1, blocks)
         if order == "folded":
             rows[1::2] = rows[1::2, ::-1]
         return float(rows.sum(0).max()) * (1 + DRIFT)
