@@ -367,7 +367,7 @@ static void named(int id, int count, bool wait, Line line) {
         if (b.threads != x.count) fail("line %d: barrier %d is of %d threads, not %d", x.line.number, x.id, b.threads, x.count);
         if (b.missing[0] -= WARP) return;
         b.generation++;
-        if (x.count == thread_count) block_generation++;  // all of the block's
+        if (x.count == thread_count) block_generation[rank_of(*self)]++;  // all of the block's
     }, line);
     NamedBarrier& b = named_barriers[rank_of(*self)][id];
     if (wait && b.generation == generation) wait_while(b.generation, generation, "the named barrier %u of %u threads: %d to come", line, id, count, b.missing);
