@@ -378,7 +378,7 @@ class Finder:
         masked = {p for p, v in enumerate(plain) if v is not None and not self.g.has(v.body, "finite")}
         if not build.vanishes(masked):
             return None
-        row, folds, vanishing = [], [], []
+        row, folds, vanishing, ones = [], [], [], []
         for j, e in build.coef(0):
             m = {}
             for p in range(len(classes)):
@@ -392,10 +392,11 @@ class Finder:
                 continue
             f = fold(monoid, len(classes) + j, self.k, singles)
             folds.append(f)
+            ones.append(is_num(self._at_rest(e), 1.0))
             vanishing += [(opaque.get(classes[p], classes[p]), f) for p in sorted(masked)]
             row.append(mul(coef, f))
         value = add(*row) if len(row) > 1 else row[0]
-        alike = folds[0] if len(row) == 1 and not any(p in opaque for p in classes) else None
+        alike = folds[0] if ones == [True] and not any(p in opaque for p in classes) else None
         return Found(c, value, folds, vanishing, f"{g}  →  {monoid}", alike)
 
     @staticmethod
@@ -405,6 +406,11 @@ class Finder:
         e = repair.simplified(substitute(e, hole))
         values = {var(f"s{p}"): m[var(f"R{p}")] for p in same}
         return substitute(e, values | m)  # unsimplified: M − M is NaN where M = −∞, as it must be
+
+    @staticmethod
+    def _at_rest(e: Term) -> Term:
+        """A coefficient where old and new pivots are the same finite values."""
+        return repair.simplified(substitute(e, {var(v): var(f"s{v[1:]}") for v in variables(e) if v[0] in "rR"}))
 
     def _satisfied(self, what: str, pivot: Pivot | None) -> bool:
         """Does every value that a part may take for the pivot satisfy a domain condition?"""
