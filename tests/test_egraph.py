@@ -193,6 +193,7 @@ def test_limits_end_normalisation() -> None:
 
 def test_constants_have_no_other_form() -> None:
     """1 = a·b would stand as a·b in every product."""
+
     def one(x: Any) -> Any:
         y = x * x + 1
         return y * (1 / y) + (x - x)
@@ -249,6 +250,29 @@ def test_a_normal_form_made_of_itself_leaves_a_term(name: str) -> None:
     for u, v in zip(want, got, strict=True):
         np.testing.assert_allclose(v, u, rtol=1e-6)
     assert "__global__" in en.optimize(p, "cuda:sm_90a").source
+
+
+CANCELLING: dict[str, Callable[[Any], Any]] = {
+    "a difference of doubles": lambda x: (x + x) + x * -1,
+    "under a reduction": lambda x: en.xp.min(x + x - x, axis=-1),
+    "sums of sums": lambda x: _tripled((x + _tripled(x)) + _tripled(x) * -1),
+    "a third": lambda x: (x + x + x) / 3 - x * 0.5,
+    "a mean that comes back": lambda x: (x - en.xp.mean(x, axis=-1, keepdims=True)) + en.xp.mean(x, axis=-1, keepdims=True) + x,
+    "quotients": lambda x: (en.xp.exp(x) * x / en.xp.exp(x)) * en.xp.exp(x) / en.xp.exp(x),
+}
+
+
+def _tripled(x: Any) -> Any:
+    return (x + x) + x
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_sums_that_cancel_stay_small(name: str) -> None:
+    """What a normalisation has taken apart is not put together again from what it became: x = (x + x) − x is x alone."""
+    p = trace(CANCELLING[name], en.TensorSpec((4, 3)))
+    s = saturate(p)
+    assert s.stop == "fixpoint" and max(x.nodes for x in s.stats) < 60
+    assert check_graph(s, p)
 
 
 def test_only_what_terms_need_comes_back() -> None:
