@@ -22,7 +22,7 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
                 longest has the shortest next), "grid" (a block a tile)
     cluster     blocks at neighbouring tiles that copy for one another what all of them read; they take tiles together, and not from
                 a counter
-    hold        results are rounded at the end of a tile, and stored beside the first products of the next
+    hold        results are rounded at the end of a tile, and stored beside the first products of the next (where registers allow)
     group       places of the fast grid axes that are worked on together
     pivot       "running", "lazy" (moves only when a weight would exceed 2⁸), "frozen" (after the first tiles; checked at the end)
     sums        of weights that products take rounded: "matrix" (of the rounded ones, as a product with ones) or "registers" (at

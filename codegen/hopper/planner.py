@@ -300,7 +300,7 @@ class WarpgroupPlanner(Planner):
         if o.registers > limit - 24:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
         held = sum(o.store_frames[id(s)].slots // 2 + 4 for s in self.p.body if isinstance(s, Store))
-        pipe.hold = bool(self.p.choices.get("hold", False)) and pipe.workers < pipe.works and not parts.early
+        pipe.hold = bool(self.p.choices.get("hold", True)) and pipe.workers < pipe.works and not parts.early
         pipe.hold = pipe.hold and o.registers + held <= limit - 8
         o.registers += held if pipe.hold else 0
         o.min_blocks = 1
