@@ -499,8 +499,9 @@ def test_a_disk_that_is(mount: str, why: str, tmp_path: Path) -> None:
 
 
 LIMITED = """
-import resource, signal
+import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True  # it would be cut off, too, and others read it
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))     # a write ends in the middle
 """
 
