@@ -88,7 +88,7 @@ class Cpu:
 
 
 H200 = Gpu(
-    "H200", 132, memory=141e9, tensor=560e12, ops=27e12, ops64=13e12, special=3.4e12, shared=27e12, l2=7.0e12, dram=4.5e12,
+    "H200", 132, memory=141e9, tensor=560e12, ops=27e12, ops64=13e12, special=3.4e12, shared=27e12, l2=7.0e12, dram=4.7e12,
     l2_bytes=50_000_000, shared_block=227 * 1024, shared_sm=228 * 1024, wgmma=900e12,
 )  # fmt: skip
 B200 = Gpu(

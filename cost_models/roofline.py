@@ -17,7 +17,7 @@ from .machines import Gpu
 
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
-BUBBLE = 0.3  # share of what an iteration waits in which nothing is asked from memory
+BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 
 
 def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ...], besides: str) -> int:
@@ -150,7 +150,7 @@ class Roofline:
                 compute = per_sm * np.maximum(most, most + share * (total - most))
                 latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
                 memory = b.dram * self._per_byte(blocks, resident, b.staged * max(stages - 1, 1) if streams else b.l2) + m.block
-                memory = memory + BUBBLE * (latency - m.block)
+                memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(blocks / m.sms, 1.0)
                 seconds = np.where(ok, m.launch + np.maximum(compute + latency, memory), np.inf)
                 parts = {}
                 if detail:
