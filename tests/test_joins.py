@@ -248,7 +248,7 @@ def test_side_by_side_as_written(columns: tuple[int, int]) -> None:
     def f(x: Any, a: Any, b: Any) -> Any:
         return x.__array_namespace__().concat([x @ a, x @ b], axis=1)
 
-    p = traced(f, (33, 48), *((48, n) for n in columns))
+    p = traced(f, (65, 256), *((256, n) for n in columns))
     kernel = en.optimize(p, "cuda:sm_80")
     np.testing.assert_allclose(emulated(p, kernel), en.evaluate(p, *arrays(p, ml_dtypes.bfloat16)), atol=2e-2)
     assert all((f"fill<PACKED_{x} != 0" in kernel.source) == (columns[0] % 8 == 0) for x in "ab")
