@@ -466,6 +466,14 @@ static int uniform(int x, emulator::Line line = emulator::Line::here()) {
     }, line);
     return x;
 }
+static int of_first_lane(int x, emulator::Line line = emulator::Line::here()) {
+    struct In { int x; emulator::Line line; } in{x, line};
+    int mine;
+    emulator::meet(&in, &mine, [](const void** i, void** o) {
+        for (int l = 0; l < WARP; ++l) *(int*)o[l] = ((const In*)i[0])->x;
+    }, line);
+    return mine;
+}
 template <int N> static void more_registers(emulator::Line line = emulator::Line::here()) {
     static_assert(N % 8 == 0 && N >= 24 && N <= 256, "what the instruction takes");
     emulator::take_registers(N, true, line);

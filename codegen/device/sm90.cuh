@@ -14,6 +14,8 @@ DEV bool elect_one() {
 }
 // A value that all lanes have, as one that the compiler knows to be the same: loops that it bounds stay uniform.
 DEV int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+// What the first lane has.
+DEV int of_first_lane(int x) { return __shfl_sync(~0u, x, 0); }
 // The warpgroup's share of the registers; all its warps execute it.
 template <int N> DEV void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }

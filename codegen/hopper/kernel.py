@@ -383,8 +383,8 @@ class Warpgroups(Fragments):
         next_work = self.names.new("next_work")
         with t.block(f"auto {next_work} = [&]() INLINE_LAMBDA", "};"):
             t(f"barrier_wait({pipe.work_full} + 8 * works.slot(), works.parity());")
-            t(f"const int x = uniform(load_shared<int>({pipe.work} + 4 * works.slot()));")
-            t("warp_sync();")
+            # the lane that says that it has been read is the one that reads it
+            t(f"const int x = of_first_lane(lane == 0 ? load_shared<int>({pipe.work} + 4 * works.slot()) : 0);")
             t(f"barrier_arrive_if(lane == 0, {pipe.work_empty} + 8 * works.slot());")
             t("works.advance();")
             t("return x;")
