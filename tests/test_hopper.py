@@ -12,12 +12,15 @@ from eqsat_neptune.codegen.cuda.arch import cuda_arch, hopper_emulator_arch
 from eqsat_neptune.codegen.cuda.emit import emit, schedule_of
 from eqsat_neptune.codegen.cuda.emulate import host_compiler, run
 from eqsat_neptune.codegen.cuda.layout import Unsupported
+from eqsat_neptune.codegen.cuda.simplify import behind_loops
 from eqsat_neptune.codegen.hopper.planner import Pipeline
 from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.codegen.tile import Load, Loop, Stmt, walk
 from eqsat_neptune.extraction.plan import Kernel, Plan
 
 import eqsat_neptune as en
 from eqsat_neptune.programs import CASES
+from eqsat_neptune.runtime.nvrtc import compiler_version
 
 needs_compiler = pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler for the emulator")
 
@@ -406,9 +409,7 @@ def test_pivots_that_something_else_may_exceed() -> None:
     p = en.trace(f, *[en.TensorSpec((32, 4096, 64), "bfloat16")] * 3, en.TensorSpec((32,), "bfloat16"))
     plan = en.optimize(p, "cuda:sm_90a").plan
     (k,) = plan.kernels
-    s = schedule_of(
-        lower(replace(k, choices={**k.choices, "pivot": "frozen"}), plan.buffers), plan.buffers, cuda_arch("sm_90a")
-    )
+    s = schedule_of(lower(replace(k, choices={**k.choices, "pivot": "frozen"}), plan.buffers), plan.buffers, cuda_arch("sm_90a"))
     assert isinstance(s, Pipeline) and s.pivots.free and s.pivots.rising and s.pivot == "lazy"
 
 
@@ -527,3 +528,45 @@ def test_programs_that_nobody_tuned_for(name: str) -> None:
     assert sum(k.cost.seconds for k in mine if k.cost) > 0.75 * plan.cost.seconds
     if pivot:
         assert mine[-1].choices["pivot"] == pivot
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["differential_attention", "cross_entropy_linear"])
+def test_nothing_spills(name: str) -> None:
+    """Sums of 256 columns: what only the end of a tile wants is not read before its loop, results go where the sums were, and the
+    copying warp has few registers."""
+    from eqsat_neptune.runtime.nvrtc import compile_cuda
+
+    try:
+        compiler_version("sm_90a")
+    except en.EqsatError as e:
+        pytest.skip(str(e))
+    case = CASES[name]
+    plan = en.optimize(case.function("full"), target="cuda:sm_90a", specs=case.specs("full", n=4096)).plan
+    assert plan.kernels[0].choices["warpgroups"] == 2 and "hold" not in plan.kernels[0].choices
+    programs = [lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels]
+    compiled = compile_cuda(emit(programs, plan.buffers, cuda_arch("sm_90a")).text, "sm_90a")
+    assert {n: k.spill_bytes for n, k in compiled.kernels.items()} == dict.fromkeys(compiled.kernels, 0)
+
+
+def test_what_only_the_end_wants_is_made_behind_the_loop() -> None:
+    """A tile of another kernel's result is; a value a row, and what the loop reads, are not."""
+    case = CASES["differential_attention"]
+    plan = en.optimize(case.function("full"), target="cuda:sm_90a", specs=case.specs("full", n=4096)).plan
+    p = lower(plan.kernels[1], plan.buffers, plan.compute_dtype)
+    (temporary,) = (b.name for b in plan.buffers.values() if b.kind == "temp")
+
+    def place(body: tuple[Stmt, ...]) -> tuple[list[str], list[str]]:
+        """Buffers that are loaded before and after the loop."""
+        at = next(n for n, s in enumerate(body) if isinstance(s, Loop))
+        before, after = ([s.buffer for s in part if isinstance(s, Load)] for part in (body[:at], body[at:]))
+        return before, after
+
+    before, after = place(p.body)
+    assert temporary in before and len(before) > 1
+    moved = behind_loops(p)
+    assert place(moved.body) == ([b for b in before if b != temporary], [temporary, *after])
+    assert {s.out for s in walk(moved.body) if isinstance(s, Load)} == {s.out for s in walk(p.body) if isinstance(s, Load)}
+    assert behind_loops(moved) == moved
+    small = replace(p, axes={a: replace(x, tile=1 if a in ("a1", "a5") else x.tile) for a, x in p.axes.items()})
+    assert place(behind_loops(small).body) == (before, after)

@@ -1,4 +1,5 @@
-"""Tile program → tile program: constants that multiply what goes into an exponential move into it.
+"""Tile program → tile program: constants that multiply what goes into an exponential move into it, and what fills many registers
+for statements behind a loop only is made behind that loop.
 
 Every value v is kept as f·v' with a constant f > 0, so that exp(c·s − c·m) becomes exp2(s·(c·log₂e) − m·(c·log₂e)): one
 multiply-add for each element, the second product once a row.  Positive factors pass through max, min, comparisons with 0 and
@@ -11,7 +12,7 @@ import math
 from dataclasses import replace
 
 from ..lower import live
-from ..tile import Carry, Const, Contract, Gather, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, walk
+from ..tile import Carry, Const, Contract, Gather, Load, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
 
 LOG2E = 1.0 / math.log(2.0)
 _FIXED = (0.0, math.inf, -math.inf)  # f·x = x for every f > 0
@@ -47,6 +48,40 @@ def exponents(p: TileProgram) -> set[int]:
 
     visit(p.body)
     return found
+
+
+FEW = 1024  # elements of a tile: what is smaller may be read before a loop, which hides the trip to memory
+
+
+def behind_loops(p: TileProgram) -> TileProgram:
+    """What no loop reads is made after the loops that stand before its first reader: its registers are the loops' then.  Values of
+    few elements stay where they are."""
+    return replace(p, body=_behind(p, p.body))
+
+
+def _behind(p: TileProgram, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    out: list[Stmt] = []
+    for s in reversed(body):  # readers have moved before
+        if isinstance(s, Loop):
+            s = replace(s, body=_behind(p, s.body))
+        elif not isinstance(s, Store) and math.prod(p.axes[a].tile for a in s.out.axes if a in p.axes) > FEW:
+            written = s.buffer if isinstance(s, Load | Gather) else None
+            loops = 0  # place after the last loop that s may follow
+            for n, x in enumerate(out):
+                inside = x.body if isinstance(x, Loop) else (x,)
+                if s.out in reads_of(x) or any(isinstance(y, Store) and y.buffer == written for y in walk(inside)):
+                    break
+                loops = n + 1 if isinstance(x, Loop) else loops
+            out.insert(loops, s)
+            continue
+        out.insert(0, s)
+    return tuple(out)
+
+
+def reads_of(s: Stmt) -> set[Value]:
+    """Values that a statement reads, in the body of a loop too."""
+    inside = {v for x in walk(s.body) for v in operands(x)} | {c.next for c in s.carries} if isinstance(s, Loop) else set()
+    return {*operands(s), *inside}
 
 
 class _Scaling:

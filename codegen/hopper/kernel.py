@@ -21,10 +21,21 @@ from ..tile import Carry, Contract, Gather, Loop, Map, Reduce, Stmt, Store, Valu
 from .maps import tensor_map
 from .planner import MOST_FAILED, READY, WORK_SLOTS, Parts, Pipeline
 
+MANY = 40  # registers of a producer: with fewer it has none for several iterations at a time, nor any need of them
+
 # variables that the text below names itself
 _LOCALS = set(
     "rank group work works coming next exact again failures fresh alone pending fits edge start at_edge at_start".split()
 )
+
+
+def readers_of(body: Iterable[Stmt]) -> dict[int, set[int]]:
+    """Value → the values that these statements make of it; −1: it is stored."""
+    out: dict[int, set[int]] = {}
+    for s in body:
+        for v in operands(s):
+            out.setdefault(v.id, set()).add(-1 if isinstance(s, Store | Loop) else s.out.id)
+    return out
 
 
 class Warpgroups(Fragments):
@@ -37,6 +48,7 @@ class Warpgroups(Fragments):
         self.packed_operands: dict[int, str] = {}  # register operands of late products, rounded
         self.printed: set[int] = set()  # values made so far in this iteration
         self.reads: dict[int, set[int]] = {}  # value → values that the iteration makes of it
+        self.results: set[str] = set()  # sums of a whole tile of work, which its results may overwrite
         self.in_place: dict[int, str] = {}  # value → the variable that it overwrites
         self.waiting: list[tuple[str, int]] = []  # results that wait to be stored: the variable, and in how many parts
         self.before_loop = 0  # line of the text
@@ -175,6 +187,8 @@ class Warpgroups(Fragments):
                     self.copy(vid, rings[vid], part)
                 if vid in pipe.parted:
                     t(f"{rings[vid]}.advance();")
+            if pipe.registers[0] < MANY:
+                t("#pragma unroll 1")
             with t.block(f"for (int {tile} = {end} - 1; {tile} >= {first}; --{tile})"):
                 if ahead:
                     with t.block(f"if ({tile} > {first})"):
@@ -426,6 +440,8 @@ class Warpgroups(Fragments):
             self.main_loop(states, next_work)
             if pipe.frozen:
                 self.check(states)
+            self.printed, self.reads = set(), readers_of(self.p.body[n + 1 :])
+            self.results = {states[c.phi.id] for c in pipe.loop.carries if self.overwritten(c)}
             self.statements(self.p.body[n + 1 :])
             self.flush()
             self.store_held_first()
@@ -806,10 +822,8 @@ class Warpgroups(Fragments):
     def absorb(self, states: Mapping[int, str], position: str, parts: Parts) -> None:
         """The elementwise work of an iteration."""
         t, pipe, s = self.t, self.pipe, self.s
-        env, self.printed, self.reads = dict(self.env), set(), {}
-        for x in (*parts.score, *parts.weight, *parts.state, *parts.late):
-            for v in operands(x):
-                self.reads.setdefault(v.id, set()).add(x.out.id)  # type: ignore[union-attr]
+        env, self.printed = dict(self.env), set()
+        self.reads = readers_of((*parts.score, *parts.weight, *parts.state, *parts.late))
         for c in pipe.loop.carries:
             self.reads.setdefault(c.next.id, set()).add(-1)
         readers = self.readers
@@ -936,8 +950,9 @@ class Warpgroups(Fragments):
 
     def elementwise(self, layout: Layout, members: list[Map | Gather], batch: set[int]) -> None:
         """Results go where the last operand of their shape was: registers that products write then stay the same ones, and the
-        compiler sees that nothing else touches them while products are under way."""
-        scores = set(self.scores.values())
+        compiler sees that nothing else touches them while products are under way.  So do those of a whole tile of work: it does not
+        see that the next one's first product overwrites its sums, and would keep them beside the results."""
+        scores = set(self.scores.values()) if self.loops else self.results
         self.in_place = {}
         sources: dict[int, set[int]] = {}  # member → values from elsewhere that it is made of
         for n, m in enumerate(members):

@@ -18,7 +18,7 @@ from ..cuda.arch import Arch
 from ..cuda.layout import Unsupported
 from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, Schedule, TilePlan
-from ..cuda.simplify import fold_exponentials
+from ..cuda.simplify import behind_loops, fold_exponentials
 from ..tile import Carry, Contract, Load, Loop, Reduce, Stmt, Store, TileProgram, operands, walk
 from .orders import ORDERS, Traversal, lengths, makespans
 from .pivots import Pivots
@@ -89,7 +89,9 @@ class Pipeline:
     hold: bool = False  # results are rounded at the end of a tile of work, and stored beside the next one's first products
     turns: bool = False  # warpgroups take turns in issuing products
     peek: bool = False  # all elementwise work of an iteration, and the wait for the next tiles, go beside late products
-    split: int = 0  # so many steps of late products are issued first, the others behind some of the elementwise work (0: all at once)
+    split: int = (
+        0  # so many steps of late products are issued first, the others behind some of the elementwise work (0: all at once)
+    )
     frozen: Parts | None = None  # of an iteration with pivots that stay
     drained: int = 0  # barrier: consumers have no tile left
     failed: int = 0  # tiles whose frozen pivots were too low: how many, and which
@@ -137,7 +139,7 @@ class Pipeline:
 def plan(p: TileProgram, arch: Arch, precision: Precision) -> Pipeline:
     if precision.accurate or precision.compute != "float32":
         raise Unsupported("wgmma computes with 16-bit operands only")
-    return WarpgroupPlanner(fold_exponentials(p), arch, precision).pipeline()
+    return WarpgroupPlanner(behind_loops(fold_exponentials(p)), arch, precision).pipeline()
 
 
 class WarpgroupPlanner(Planner):
@@ -299,8 +301,9 @@ class WarpgroupPlanner(Planner):
         limit = REGISTERS[self.consumers][1]
         if o.registers > limit - 24:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
-        held = sum(o.store_frames[id(s)].slots // 2 + 4 for s in self.p.body if isinstance(s, Store))
-        pipe.hold = bool(self.p.choices.get("hold", True)) and pipe.workers < pipe.works and not parts.early
+        stores = [(o.store_frames[id(s)], self.p.buffer(s.buffer)) for s in self.p.body if isinstance(s, Store)]
+        held = sum(f.slots // 2 + 4 for f, b in stores if b.dtype in HALVES and f.row and f.column and f.column.slots % 8 == 0)
+        pipe.hold = bool(self.p.choices.get("hold", True)) and pipe.workers < pipe.works and not parts.early and held > 0
         pipe.hold = pipe.hold and o.registers + held <= limit - 8
         o.registers += held if pipe.hold else 0
         o.min_blocks = 1
