@@ -62,7 +62,8 @@ def line(row: Mapping[str, Any]) -> str:
     if real:
         text += "  best " + both((min(a for a, _ in real), min(b for _, b in real)))
     spilled = sum(c.get("spilled", 0) for c in row.get("compiled", []))
-    return text + (f"  SPILLS {spilled} bytes" if spilled else "")
+    notes = [f"  {c['kernel']}: {c['note']}" for c in row.get("compiled", []) if "note" in c]
+    return text + (f"  SPILLS {spilled} bytes" if spilled else "") + "".join(notes)
 
 
 def variants(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

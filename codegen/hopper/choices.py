@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .planner import Pipeline
 
 
@@ -46,3 +48,27 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     if s.sums:
         out["sums"] = "matrix" if any(x.by_matrix for x in s.sums.values()) else "registers"
     return out
+
+
+# what a schedule does without, if its code needs more registers than there are: what costs least first
+_RELAXATIONS: tuple[dict[str, object], ...] = (
+    {"hold": False},
+    {"split": 0},
+    {"peek": False},
+    {"pivot": "lazy"},  # of "frozen": one copy of the loop
+    {"chain": False},
+    {"overlap": False, "turns": False},
+)
+
+
+def relaxed(choices: Mapping[str, object]) -> list[dict[str, object]]:
+    """Schedules that need fewer registers than these choices in full, each simpler than the one before.  The last one is no pipeline:
+    the general lowering in as many warps."""
+    out: list[dict[str, object]] = []
+    now = dict(choices)
+    for step in _RELAXATIONS:
+        change = {n: v for n, v in step.items() if (now.get(n) == "frozen" if n == "pivot" else now.get(n))}
+        if change:
+            now = now | change
+            out.append(now)
+    return [*out, {"warps": 4 * int(str(now["warpgroups"]))}]

@@ -13,11 +13,13 @@ class KernelInfo:
     spill_bytes: bytes stored to and loaded from memory because registers ran out; 0 is what a good kernel has.
     shared_bytes: static shared memory (LDS) of a block.
     stack: bytes of local memory (scratch), spills included.
+    serialised: its matrix instructions wait for one another, for the compiler found no registers to keep them apart (sm_90a).
     """
     registers: int
     spill_bytes: int
     shared_bytes: int
     stack: int
+    serialised: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Compiled:
 def ptxas_report(log: str) -> dict[str, KernelInfo]:
     """Resources of each entry function, from what `ptxas -v` prints."""
     kernels: dict[str, KernelInfo] = {}
+    serialised = {m[1] for m in re.finditer(r"wgmma\S* instructions are serialized .*function '(\w+)'", log)}
     entry = properties_of = ""
     frame = (0, 0)
     for line in log.splitlines():
@@ -48,7 +51,8 @@ def ptxas_report(log: str) -> dict[str, KernelInfo]:
                 frame = int(m[1]), int(m[2]) + int(m[3])
         elif (m := re.search(r"Used (\d+) registers", line)) and entry:
             shared = re.search(r"(\d+)(?:\+(\d+))? bytes smem", line)
-            kernels[entry] = KernelInfo(int(m[1]), frame[1], sum(int(b or 0) for b in shared.groups()) if shared else 0, frame[0])
+            kernels[entry] = KernelInfo(int(m[1]), frame[1], sum(int(b or 0) for b in shared.groups()) if shared else 0, frame[0],
+                                         entry in serialised)
             entry = ""
     return kernels
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from .. import cache
 from ..codegen.cuda.arch import cuda_arch
 from ..codegen.cuda.emit import Source, contiguous_strides, emit, is_packed
 from ..codegen.lower import lower
+from ..codegen.tile import TileProgram
 from ..errors import InputError
 from ..extraction.plan import Plan
 from ..program import Program
 from .arrays import View, empty_like, stream_handle, stream_of, view
 from .compiled import Compiled, KernelInfo
+from .fitting import Fit, fit, fits
 from .module import GpuModule
 
 
@@ -28,44 +31,55 @@ class CudaRunner:
         self._unmapped: Source | None = None  # for inputs that no tensor map describes
         self._variants: dict[tuple[int, ...], GpuModule] = {}
         self._formats: dict[tuple, tuple[GpuModule, dict[str, int]]] = {}
+        self._running: dict[tuple[int, ...], Source] = {}
         self._kernels: dict[str, KernelInfo] = {}
+        self._dynamic: dict[str, int] = {}  # kernel → bytes of shared memory beside those that its code declares
+        self._notes: dict[str, str] = {}
         self._lock = threading.RLock()
         self._inputs = [(i.name, i.shape, i.dtype) for i in program.inputs]
+        self._contiguous = tuple(is_packed(s, contiguous_strides(s), d) for _, s, d in self._inputs)
         self._outputs = [(f"out{n}", o.shape, o.dtype) for n, o in enumerate(program.outputs)]
+
+    @cached_property
+    def _programs(self) -> list[TileProgram]:
+        return [lower(k, self.plan.buffers, self.plan.compute_dtype) for k in self.plan.kernels]
 
     @property
     def _source(self) -> Source:
         with self._lock:
             if self._emitted is None:
-                programs = [lower(k, self.plan.buffers, self.plan.compute_dtype) for k in self.plan.kernels]
-                self._emitted = emit(programs, self.plan.buffers, cuda_arch(self.arch))
+                self._emitted = emit(self._programs, self.plan.buffers, cuda_arch(self.arch))
             return self._emitted
 
     @property
     def _plain_source(self) -> Source:
         with self._lock:
             if self._unmapped is None:
-                programs = [lower(k, self.plan.buffers, self.plan.compute_dtype) for k in self.plan.kernels]
-                self._unmapped = emit(programs, self.plan.buffers, cuda_arch(self.arch), maps=False)
+                self._unmapped = emit(self._programs, self.plan.buffers, cuda_arch(self.arch), maps=False)
             return self._unmapped
 
     @property
     def source(self) -> str:
-        return self._source.text if self.plan.kernels else "// nothing to compute: every output is empty\n"
+        """Once it is compiled, what runs on contiguous inputs."""
+        return (
+            (self._running.get(self._contiguous) or self._source).text
+            if self.plan.kernels
+            else "// nothing to compute: every output is empty\n"
+        )
 
     def compile(self) -> None:
         """Compile for contiguous inputs: what most calls need."""
         if self.plan.kernels:
-            self._variant(tuple(is_packed(s, contiguous_strides(s), d) for _, s, d in self._inputs))
+            self._variant(self._contiguous)
 
     def details(self) -> list[tuple[str, ...]]:
-        dynamic = {x.function: x.smem for x in self._source.launches} if self._kernels else {}
         return [
             (
                 n,
                 f"{k.registers} registers",
                 f"{k.spill_bytes} bytes spilled",
-                f"{k.shared_bytes + dynamic.get(n, 0)} bytes of shared memory",
+                f"{k.shared_bytes + self._dynamic.get(n, 0)} bytes of shared memory",
+                *([self._notes[n]] if n in self._notes else []),
             )
             for n, k in self._kernels.items()
         ]
@@ -74,13 +88,42 @@ class CudaRunner:
         with self._lock:
             if packed not in self._variants:
                 s = self._source
-                if any(n in s.mapped and not p for (n, _, _), p in zip(self._inputs, packed)):
-                    s = self._plain_source
-                options = tuple(f"-D{s.packed[n]}={p}" for (n, _, _), p in zip(self._inputs, packed) if n in s.packed)
-                compiled = compiled_cuda(s.text, self.arch, options)
+                mapped = not any(n in s.mapped and not p for (n, _, _), p in zip(self._inputs, packed))
+                s, compiled, notes = self._fitted(s, packed) if mapped else (self._plain_source, None, {})
+                compiled = compiled or compiled_cuda(s.text, self.arch, self._options(s, packed))
                 self._kernels.update(compiled.kernels)
+                self._dynamic.update((x.function, x.smem) for x in s.launches)
+                self._notes.update(notes)
+                self._running[packed] = s
                 self._variants[packed] = GpuModule(compiled.cubin, s.launches, s.workspaces)
             return self._variants[packed]
+
+    def _options(self, s: Source, packed: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(f"-D{s.packed[n]}={p}" for (n, _, _), p in zip(self._inputs, packed) if n in s.packed)
+
+    def _fitted(self, s: Source, packed: tuple[int, ...]) -> tuple[Source, Compiled, Mapping[str, str]]:
+        """The source, with simpler schedules where those of the plan do not fit, its code, and notes for the report."""
+        from .nvrtc import compile_cuda, compiler_version
+
+        arch, buffers, options = cuda_arch(self.arch), self.plan.buffers, self._options(s, packed)
+        key = cache.digest("fit", s.text, self.arch, *options, compiler_version(self.arch))
+        known = Fit.from_bytes(cache.read(key)) if arch.warpgroups else None
+        if known is None:
+            compiled = compiled_cuda(s.text, self.arch, options)
+            found = {p.name: compiled.kernels[f.name] for p, f in zip(self._programs, s.functions)}
+            if all(fits(found[p.name]) for p in self._programs if p.choices.get("warpgroups")):
+                return s, compiled, {}
+            known = fit(
+                self._programs,
+                buffers,
+                arch,
+                found,
+                lambda x: compile_cuda(x.text, self.arch, options=self._options(x, packed)),
+            )
+            cache.write(key, known.to_bytes())
+        if known.choices:
+            s = emit(known.programs(self._programs), buffers, arch)
+        return s, compiled_cuda(s.text, self.arch, self._options(s, packed)), known.notes
 
     def __call__(self, arrays: Sequence[Any], stream: Any) -> list[Any]:
         if not arrays:
