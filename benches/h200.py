@@ -540,7 +540,7 @@ def compiled_code(row: Sequence[str]) -> dict[str, Any]:
         )
         if (m := re.search(p, text))
     }
-    return dict(kernel=row[0], **numbers, **({"note": row[4]} if len(row) > 4 else {}))
+    return dict(kernel=row[0], **numbers, **{"note": x for x in row if x.startswith("as planned")})
 
 
 def write(out: Path | None, record: dict[str, Any]) -> None:
