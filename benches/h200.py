@@ -540,7 +540,8 @@ def compiled_code(row: Sequence[str]) -> dict[str, Any]:
         )
         if (m := re.search(p, text))
     }
-    return dict(kernel=row[0], **numbers, **{"note": x for x in row if x.startswith("as planned")})
+    notes = [x for x in row if x.startswith("as planned")]
+    return dict(kernel=row[0], **numbers, **({"note": notes[0]} if notes else {}))
 
 
 def write(out: Path | None, record: dict[str, Any]) -> None:

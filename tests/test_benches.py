@@ -100,6 +100,14 @@ def test_kernels_and_their_variants_are_saved(tmp_path: Path, capsys: pytest.Cap
     assert row["predicted"] > 0 and "stages=2" in row["kernels"][0]["plan"] and row["kernels"][0]["parts"]["dram"] > 0
 
 
+def test_a_row_says_which_schedule_runs() -> None:
+    row = ("k0", "168 registers", "8 bytes spilled", "196720 bytes of shared memory")
+    numbers = dict(kernel="k0", registers=168, spilled=8, shared=196720)
+    assert h200.compiled_code(row) == numbers
+    note = "as planned, spilled 900 bytes; runs with chain=False"
+    assert h200.compiled_code((*row, note)) == {**numbers, "note": note}
+
+
 def test_a_variant_with_another_tile_is_priced_anew() -> None:
     case = operators.OPERATORS["matmul"].case
     kernel = en.optimize(en.trace(case.function("full"), *case.specs("full", n=4096)), "cuda:sm_90a")
