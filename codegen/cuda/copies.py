@@ -135,7 +135,8 @@ class Copies(Elementwise):
             rows, columns = self.rest(outer, f), self.rest(plan.inner[0], f)
             if self.size(plan.outer) == 1:
                 rows = "1"
-            call = f"fill_rows<{count}>({tile}, {who}, {memory} + ({origin}), {step}, {rows}, {columns});"
+            whole = (rows, columns) == (str(plan.rows), str(plan.columns)) and plan.columns % chunk == 0
+            call = f"fill_rows<{count}, {str(whole).lower()}>({tile}, {who}, {memory} + ({origin}), {step}, {rows}, {columns});"
             if packed == "true":
                 self.t(call)
                 return
