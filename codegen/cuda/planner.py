@@ -40,10 +40,11 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
     if {"warps", "stages"} & set(p.choices):
         attempts.append(replace(p, choices={n: c for n, c in p.choices.items() if n not in ("warps", "stages")}))
     why: Unsupported | None = None
+    ways = [(x, shares) for x in attempts for shares in (True, False)]
     for ends in (False, True):
-        for x in attempts:
+        for x, shares in ways:
             planner = Planner(x, arch, precision)
-            planner.unit_ends = ends
+            planner.unit_ends, planner.shares = ends, shares
             try:
                 return planner.run()
             except Unsupported as e:

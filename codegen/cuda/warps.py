@@ -23,11 +23,13 @@ from .rewrite import highest_id, rebuild, shared, with_axis
 from .schedule import mergeable, missing_limits
 
 MOST_RESULT = 160  # elements of one product's result that a thread may hold
+SHARED_RESULT = 64  # … and where the warps share a loop's tiles, so that each holds the whole results
 UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
 
 
 class Warps(Facts):
     unit_ends = False  # does what has no rows lose its row again where it meets what has rows?
+    shares = True  # may warps share a loop's tiles where no product feeds another one?
 
     def choose_matrices(self) -> None:
         """Contractions become matrix products where they can; the others a product and a sum."""
@@ -128,6 +130,11 @@ class Warps(Facts):
         else:
             rows = max(min(a, b) if not any(self.left_fixed(s) for s in self.matrices.values()) else a for a, b, _ in shapes)
             m0, n0 = self.extent_pair()
+            if self.shares and sum(a * b for a, b, _ in shapes) <= SHARED_RESULT * arch.warp:
+                # few rows: no warp reads what another one has read, and none waits for another
+                self.split = self.splittable(want if isinstance(want, int) else 4)
+                if self.split is not None:
+                    return
             total = want if isinstance(want, int) else (8 if m0 * n0 >= 128 * 256 else 4)
             options = [
                 (m0 / r + n0 / c, r, c)
