@@ -60,6 +60,9 @@ class Block:
     per_row_warp, per_col_warp  … that every group of warps along the rows (columns) of a product reads again
     staged, resident            bytes of shared memory: one stage of the tiles that loops load, and what stays
     rows, cols                  of the largest matrix product (0: there is none)
+    few                         the most rows or columns, whichever a product has less of
+    results                     elements of all matrix products' results
+    apart                       does no matrix product work on what another one has made?
     registers                   bytes of the tiles that lie in registers at the worst moment
     dram                        bytes that the whole kernel moves between memory and the chip
     """
@@ -74,7 +77,7 @@ class Block:
         self.carries = [c for s in self.statements if isinstance(s, Loop) for c in s.carries]
         self.states = {c.phi.id for c in self.carries}
         self.rounds = any(x.dtype in HALF for x in (*program.reads, *program.writes))
-        self.rows = self.cols = np.zeros(1)
+        self.rows = self.cols = self.few = self.results = np.zeros(1)
         self.tally = Tally()
         self.pad: dict[int, Array] = {}  # by value: elements of a product's tile with its padding, relative to those without
         self.units = {id(s): W.Product.of(s) for s in self.statements if isinstance(s, Contract) and self._on_units(s)}
@@ -82,6 +85,7 @@ class Block:
         self._paddings()
         for step in steps:
             self._count(step)
+        self.apart = np.array(not any(s.a.id in self.pad or s.b.id in self.pad for s in self.statements if id(s) in self.units))
         t = self.tally
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
@@ -120,8 +124,10 @@ class Block:
                 if key not in self._whole:
                     self._whole[key] = self.whole((p.rows, 0), (p.cols, 1)) / np.maximum(tile, 1.0)
                 self.pad[s.out.id] = self._whole[key]
-                self.rows = np.maximum(self.rows, self.sizes.elements(tuple(sorted(p.rows))))
-                self.cols = np.maximum(self.cols, self.sizes.elements(tuple(sorted(p.cols))))
+                self.results = self.results + tile * self._whole[key]
+                rows, cols = (self.sizes.elements(tuple(sorted(x))) for x in (p.rows, p.cols))
+                self.rows, self.cols = np.maximum(self.rows, rows), np.maximum(self.cols, cols)
+                self.few = np.maximum(self.few, np.minimum(rows, cols))
         for c in self.carries:
             if c.next.id in self.pad:
                 self.pad[c.phi.id] = self.pad[c.out.id] = self.pad[c.next.id]

@@ -17,6 +17,7 @@ from .machines import Gpu
 
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
+RESULTS = 64  # … of products, that a thread may hold where warps share a loop's tiles
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 
 
@@ -82,6 +83,9 @@ class Roofline:
                 continue
             if a in kept and x.role == "grid":
                 sizes: tuple[int, ...] = (1, 16, 32, 64, 128, 256) if n > 16 else (1, 2, 4, 8, 16)
+                wave = -(-n // (16 * self.machine.sms)) * 16  # a block for each multiprocessor
+                if 16 < n and wave < 128:
+                    sizes = tuple(sorted({*sizes, wave}))
             elif a in summed or (products and x.role == "loop"):
                 beside = min((_whole(program, extents, p.inner, a) for p in products if a in p.inner), default=1)
                 sizes = tuple(t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if 16 <= t * beside <= 256)
@@ -98,9 +102,16 @@ class Roofline:
             out[a] = tuple(fits) + ((n,) if not fits or n <= 2 * sizes[-1] else ())
         return out
 
-    def _per_byte(self, blocks: Array, resident: Array, flight: Array) -> Array:
+    def _shares(self, b: Block, loops: list[W.Iterations], sizes: Sizes, warps: int) -> Array:
+        """Where do the warps share a loop's tiles, each with results of its own?  (codegen/cuda/warps.py decides.)"""
+        if len(loops) != 1 or not np.any(b.results > 0):
+            return np.zeros(1, bool)
+        tile, m = sizes.tile[loops[0].loop.axis], self.machine
+        return b.apart & (b.results <= RESULTS * m.warp) & (tile >= warps * m.fragment[2]) & (np.mod(tile, warps) == 0)
+
+    def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array) -> Array:
         """Seconds for a byte from memory: whole waves of resident blocks, then the last one, whose fewer blocks may have too few bytes
-        in flight (`flight` each) to cover the latency (Little's law)."""
+        in flight (`flight` each) to cover the latency (Little's law) and the time in which a piece, that is waited for as one, comes in."""
         m = self.machine
         room = m.sms * np.maximum(resident, 1.0)
         whole = np.floor(blocks / room) * room
@@ -108,7 +119,7 @@ class Roofline:
 
         def rate(n: Array) -> Array:
             active = np.clip(n, 1.0, m.sms)
-            pull = np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / m.latency)
+            pull = np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / (m.latency + piece / m.pull))
             return ((active * pull) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
 
         return (whole / rate(np.minimum(blocks, room)) + last / rate(last)) / blocks
@@ -129,12 +140,17 @@ class Roofline:
         rows: list[tuple[int, int, int, Array, dict[str, Array]]] = []
         for warps in WARPS:
             threads = warps * m.warp
+            turns = ~b.apart & (b.few <= m.fragment[0])  # there warps share, too
+            shares = self._shares(b, loops, sizes, warps)
             row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
-            shared = (b.shared + b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps) * (m.sms / m.shared)
-            registers = np.ceil((b.registers / 4.0 / threads + (48 if heavy else 28)) / 8.0) * 8.0
+            again = np.where(shares, b.per_row_warp + b.per_col_warp, b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps)
+            join = np.where(shares, 8.0 * warps * b.results, 0.0)
+            shared = (b.shared + again + join) * (m.sms / m.shared)
+            held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
+            registers = np.ceil((held / 4.0 / threads + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
             if heavy and warps > WARPS[0]:  # more warps only where each has a tile of its own
-                fits = fits & (tiles >= warps)
+                fits = fits & (shares | (tiles >= warps))
             time = [*fixed, shared]
             most = np.maximum.reduce(np.broadcast_arrays(*time))
             # copies that are asynchronous run beside everything else
@@ -149,7 +165,9 @@ class Roofline:
                 share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
                 compute = per_sm * np.maximum(most, most + share * (total - most))
                 latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
-                memory = b.dram * self._per_byte(blocks, resident, b.staged * max(stages - 1, 1) if streams else b.l2) + m.block
+                flight = b.staged * max(stages - 1, 1) if streams else b.l2
+                piece = np.where(shares | turns, 0.0, b.staged) if streams and m.stages > 1 else np.zeros(1)  # else they take turns
+                memory = b.dram * self._per_byte(blocks, resident, flight, piece) + m.block
                 memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(blocks / m.sms, 1.0)
                 seconds = np.where(ok, m.launch + np.maximum(compute + latency, memory), np.inf)
                 parts = {}

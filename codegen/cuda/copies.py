@@ -122,8 +122,7 @@ class Copies(Elementwise):
             packed != "false"
             and len(plan.outer) <= 1
             and len(plan.inner) == 1
-            and count % chunks == 0
-            and plan.rows * chunks % count == 0
+            and plan.rows % (math.lcm(count, chunks) // chunks) == 0
             and not self.bounds(TileFrame(self, plan), s, s.out.axes)
         )
         f = TileFrame(self, plan)

@@ -136,21 +136,30 @@ DEV void fill(Tile<T, ROWS, COLUMNS> tile, int thread, From from) {
         }
     }
 }
+// Steps of so many chunks after which a thread comes back to the same chunk of a row.
+DEV constexpr int period(int threads, int chunks) {
+    int turns = 1;
+    while (turns * threads % chunks) ++turns;
+    return turns;
+}
 // The same where row r starts at p + r · step, and `rows` rows of `columns` elements exist: addresses are sums.  WHOLE: all of the tile
 // exists, and so the length of every copy is a constant (else it takes ten instructions).
 template <int THREADS, bool WHOLE, typename T, int ROWS, int COLUMNS>
 DEV void fill_rows(Tile<T, ROWS, COLUMNS> tile, int thread, const T* p, i64 step, int rows, int columns) {
     typedef Tile<T, ROWS, COLUMNS> To;
-    constexpr int TOTAL = ROWS * To::CHUNKS;
-    static_assert(THREADS % To::CHUNKS == 0 && TOTAL % THREADS == 0, "every thread copies the same chunk of some rows");
+    constexpr int TURNS = period(THREADS, To::CHUNKS), DOWN = TURNS * THREADS / To::CHUNKS;
+    static_assert(ROWS % DOWN == 0, "every thread copies the same chunks of some rows");
     static_assert(!WHOLE || COLUMNS % To::CHUNK == 0, "chunks that exist as a whole");
-    const int row = thread / To::CHUNKS, chunk = thread % To::CHUNKS, left = columns - chunk * To::CHUNK;
-    const int bytes = (left < 0 ? 0 : left < To::CHUNK ? left : To::CHUNK) * (int)sizeof(T);
-    p += row * step + chunk * To::CHUNK;
 #pragma unroll
-    for (int r = 0; r < ROWS; r += THREADS / To::CHUNKS) {
-        copy_async(tile.chunk(row + r, chunk), p, WHOLE ? 16 : row + r < rows ? bytes : 0);
-        p += (THREADS / To::CHUNKS) * step;
+    for (int n = 0; n < TURNS; ++n) {
+        const int c = n * THREADS + thread, row = c / To::CHUNKS, chunk = c % To::CHUNKS, left = columns - chunk * To::CHUNK;
+        const int bytes = (left < 0 ? 0 : left < To::CHUNK ? left : To::CHUNK) * (int)sizeof(T);
+        const T* q = p + row * step + chunk * To::CHUNK;
+#pragma unroll
+        for (int r = 0; r < ROWS; r += DOWN) {
+            copy_async(tile.chunk(row + r, chunk), q, WHOLE ? 16 : row + r < rows ? bytes : 0);
+            q += DOWN * step;
+        }
     }
 }
 
