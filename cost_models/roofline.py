@@ -17,7 +17,7 @@ from .machines import Gpu
 
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
-RESULTS = 64  # … of products, that a thread may hold where warps share a loop's tiles
+RESULTS = 64  # … of all products in a loop, that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 
 
@@ -143,9 +143,9 @@ class Roofline:
             turns = ~b.apart & (b.few <= m.fragment[0])  # there warps share, too
             shares = self._shares(b, loops, sizes, warps)
             row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
-            again = np.where(shares, b.per_row_warp + b.per_col_warp, b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps)
-            join = np.where(shares, 8.0 * warps * b.results, 0.0)
-            shared = (b.shared + again + join) * (m.sms / m.shared)
+            apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
+            together = b.per_row_warp + b.per_col_warp + 8.0 * warps * b.results  # in the end they join their sums
+            shared = (b.shared + np.where(shares, together, apart)) * (m.sms / m.shared)
             held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
             registers = np.ceil((held / 4.0 / threads + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
@@ -166,7 +166,7 @@ class Roofline:
                 compute = per_sm * np.maximum(most, most + share * (total - most))
                 latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
                 flight = b.staged * max(stages - 1, 1) if streams else b.l2
-                piece = np.where(shares | turns, 0.0, b.staged) if streams and m.stages > 1 else np.zeros(1)  # else they take turns
+                piece = np.where(shares | turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
                 memory = b.dram * self._per_byte(blocks, resident, flight, piece) + m.block
                 memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(blocks / m.sms, 1.0)
                 seconds = np.where(ok, m.launch + np.maximum(compute + latency, memory), np.inf)

@@ -221,6 +221,28 @@ def test_few_blocks_leave_the_machine_idle() -> None:
     assert two > 1.5 * one
 
 
+def test_some_tile_gives_every_multiprocessor_a_block() -> None:
+    program = product(16, 6144, 4096)
+    _, tile = best(H, program)
+    assert 48 in H.tiles(program, {a: x.extent for a, x in program.axes.items()})["n"]
+    assert 0.9 * H200.sms <= math.ceil(6144 / tile["n"]) <= H200.sms or math.ceil(6144 / tile["n"]) > 2 * H200.sms
+
+
+def test_warps_with_results_of_their_own_read_operands_once() -> None:
+    """16 × 64 results are shared by loop, 64 × 128 by columns: rows are read again by every warp."""
+    model = Roofline(H200, plain=True)
+    few, many = (model.cost(product(m, 6144, 4096), sizes(product(m, 6144, 4096), m=m, n=n, k=256), detail=True) for m, n in ((16, 64), (64, 128)))
+    traffic = 2 * 4096 * (16 + 64) * 2  # written and read
+    assert few.parts["shared"][0] == pytest.approx(traffic / H200.shared * H200.sms, rel=0.05)
+    assert many.parts["shared"][0] > 1.3 * 2 * 4096 * (64 + 128) * 2 / H200.shared * H200.sms
+
+
+def test_a_tile_that_is_waited_for_as_one_is_not_under_way_all_the_time() -> None:
+    one, block, flight = np.ones(1), np.full(1, 96.0), np.full(1, 49152.0)
+    whole, parts = (float(H._per_byte(block, one, flight, np.full(1, piece))[0]) for piece in (49152.0, 0.0))
+    assert whole > 1.3 * parts
+
+
 def test_faster_memory_helps_only_what_waits_for_it() -> None:
     fast = Roofline(replace(H200, dram=2 * H200.dram))
     assert best(fast, copy(8192, 8192))[0] < 0.75 * best(H, copy(8192, 8192))[0]

@@ -428,6 +428,40 @@ def test_products() -> None:
     }, seeds=(5,))  # fmt: skip
 
 
+def shared_by(job: Job) -> int:
+    """Warps that share the tiles of the job's loop."""
+    return plan(job.programs[0], cuda_arch("sm_90a"), precision_of(job.buffers, job.compute)).warps_split
+
+
+@needs_compiler
+def test_few_rows_of_a_product_share_the_loop_between_warps() -> None:
+    x, u, v = make("bfloat16", (16, 512), 0), make("bfloat16", (512, 64), 1), make("bfloat16", (512, 64), 2)
+    X, U, V = inp("X", (A("m"), A("k"))), inp("U", (A("k"), A("n"))), inp("V", (A("k"), A("n")))
+    y = mul(T.red("+", "k", mul(X, U)), un("tanh", T.red("+", "k", mul(X, V))))
+    axes = {"m": Axis(16, 16, "grid"), "n": Axis(64, 32, "grid"), "k": Axis(512, 128, "loop")}
+    want = (f64(x) @ f64(u)) * np.tanh(f64(x) @ f64(v))
+    jobs = {
+        "statistic": product(32, 96, 1024, (32, 48, 256), normed=True, choices={"warps": 4, "stages": 3}),
+        "ragged": product(21, 100, 328, (32, 48, 64), normed=True, choices={"warps": 4, "stages": 2}),
+        "eight": product(16, 64, 1000, (16, 64, 256), choices={"warps": 8, "stages": 2}),
+        "two": product(3, 40, 200, (3, 32, 32), "mk,nk"),
+        "pair": simple_job({"Y": (y, ("m", "n"))}, axes, {"X": x, "U": u, "V": v}, {"Y": want}),
+    }
+    assert [shared_by(job) for job in jobs.values()] == [4, 4, 8, 2, 4]
+    check_all(jobs)
+
+
+def test_large_results_lie_in_many_warps() -> None:
+    assert shared_by(product(64, 128, 512, (64, 128, 64))) == 1
+    assert shared_by(product(64, 64, 512, (64, 64, 64))) == 1
+
+
+def test_tiles_that_exist_as_a_whole_are_copied_without_lengths() -> None:
+    assert job_text(product(32, 96, 1024, (32, 48, 256))).count("fill_rows<32, true>") == 2
+    ragged = job_text(product(30, 96, 1024, (32, 48, 256)))
+    assert ragged.count("fill_rows<32, false>") == 1 and ragged.count("fill_rows<32, true>") == 1
+
+
 @needs_compiler
 def test_chains_of_products() -> None:
     """(X·A)·B, a computed operand on either side, operands of 8 bits, a gather."""
