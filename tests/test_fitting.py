@@ -88,6 +88,14 @@ def test_what_fits_is_compiled_once(compiler: Callable[..., list[str]]) -> None:
     assert made == [k.source] and CHAIN in k.source and notes(k) == {}
 
 
+def test_a_compiler_that_says_nothing_is_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EQSAT_NEPTUNE_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "compiler_version", lambda arch: "of these tests")
+    monkeypatch.setattr(nvrtc, "compile_cuda", lambda source, arch, *, options=(): Compiled(source.encode(), ""))
+    k = kernel().compile()
+    assert CHAIN in k.source and "spilled" not in str(k.report())
+
+
 def test_the_general_lowering_is_the_last_resort(compiler: Callable[..., list[str]]) -> None:
     compiler(lambda text: spilling(400 if PIPELINE in text else 0))
     k = kernel().compile()

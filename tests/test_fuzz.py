@@ -348,6 +348,11 @@ def test_a_lost_device_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None
     assert f.step() and f.broken and 0 < len(apart) <= fuzz.ALONE
 
 
+def test_programs_without_inputs_stay_what_they_are() -> None:
+    alone = Statements((), (), ())
+    assert mutate(random.Random(0), alone) == alone
+
+
 # ------------------------------------------------------------------ the corpus
 
 

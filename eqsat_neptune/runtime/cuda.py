@@ -110,8 +110,9 @@ class CudaRunner:
         known = Fit.from_bytes(cache.read(key)) if arch.warpgroups else None
         if known is None:
             compiled = compiled_cuda(s.text, self.arch, options)
-            found = {p.name: compiled.kernels[f.name] for p, f in zip(self._programs, s.functions)}
-            if all(fits(found[p.name]) for p in self._programs if p.choices.get("warpgroups")):
+            # a compiler need not say anything of a kernel
+            found = {p.name: compiled.kernels[f.name] for p, f in zip(self._programs, s.functions) if f.name in compiled.kernels}
+            if all(fits(found[p.name]) for p in self._programs if p.choices.get("warpgroups") and p.name in found):
                 return s, compiled, {}
             known = fit(
                 self._programs,

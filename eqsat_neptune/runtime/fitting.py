@@ -58,11 +58,11 @@ def fit(
     found: Mapping[str, KernelInfo],
     compile: Callable[[Source], Compiled],
 ) -> Fit:
-    """found: what the compiler says of these programs, by name, as they are.  compile: of a source that holds one of them."""
+    """found: what the compiler says of these programs, by name, as they are, where it says anything.  compile: of a source that holds one of them."""
     choices: dict[str, dict[str, object]] = {}
     notes: dict[str, str] = {}
     for p in programs:
-        if not p.choices.get("warpgroups") or fits(found[p.name]):
+        if not p.choices.get("warpgroups") or p.name not in found or fits(found[p.name]):
             continue
         own = warpgroup_choices(p, buffers, arch)
         assert own is not None, "it has been emitted"
@@ -76,7 +76,9 @@ def fit(
             if source.text in tried:
                 continue
             tried.add(source.text)
-            info = compile(source).kernels[source.functions[0].name]
+            info = compile(source).kernels.get(source.functions[0].name)
+            if info is None:
+                continue
             pipeline = "warpgroups" in simpler
             if fits(info) or (pipeline and (info.serialised, info.spill_bytes) < (least.serialised, least.spill_bytes)):
                 best, least = simpler, info

@@ -379,7 +379,9 @@ def draw_products(r: random.Random, dtype: str) -> Statements:
 
 
 def mutate(r: random.Random, old: Statements) -> Statements:
-    """Another program: a statement changed, or cut short, or grown."""
+    """Another program: a statement changed, or cut short, or grown (the same if it has no input to begin with)."""
+    if not old.inputs:
+        return old
     calls, inputs = list(old.calls), list(old.inputs)
     match r.choice(("function", "cut", "grow", "grow", "kind", "extents")):
         case "function" if calls:
