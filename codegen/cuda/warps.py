@@ -130,7 +130,9 @@ class Warps(Facts):
         else:
             rows = max(min(a, b) if not any(self.left_fixed(s) for s in self.matrices.values()) else a for a, b, _ in shapes)
             m0, n0 = self.extent_pair()
-            if self.shares and sum(a * b for a, b, _ in shapes) <= SHARED_RESULT * arch.warp:
+            loops = {x.axis for x in walk(p.body) if isinstance(x, Loop)}
+            along = all(loops & set(s.axes) for s in self.matrices.values())  # the loop is what the products sum over
+            if self.shares and along and sum(a * b for a, b, _ in shapes) <= SHARED_RESULT * arch.warp:
                 # few rows: no warp reads what another one has read, and none waits for another
                 self.split = self.splittable(want if isinstance(want, int) else 4)
                 if self.split is not None:

@@ -150,9 +150,8 @@ DEV void fill_rows(Tile<T, ROWS, COLUMNS> tile, int thread, const T* p, i64 step
     constexpr int TURNS = period(THREADS, To::CHUNKS), DOWN = TURNS * THREADS / To::CHUNKS;
     static_assert(ROWS % DOWN == 0, "every thread copies the same chunks of some rows");
     static_assert(!WHOLE || COLUMNS % To::CHUNK == 0, "chunks that exist as a whole");
-#pragma unroll
-    for (int n = 0; n < TURNS; ++n) {
-        const int c = n * THREADS + thread, row = c / To::CHUNKS, chunk = c % To::CHUNKS, left = columns - chunk * To::CHUNK;
+    const auto turn = [&](int c) {
+        const int row = c / To::CHUNKS, chunk = c % To::CHUNKS, left = columns - chunk * To::CHUNK;
         const int bytes = (left < 0 ? 0 : left < To::CHUNK ? left : To::CHUNK) * (int)sizeof(T);
         const T* q = p + row * step + chunk * To::CHUNK;
 #pragma unroll
@@ -160,7 +159,11 @@ DEV void fill_rows(Tile<T, ROWS, COLUMNS> tile, int thread, const T* p, i64 step
             copy_async(tile.chunk(row + r, chunk), q, WHOLE ? 16 : row + r < rows ? bytes : 0);
             q += DOWN * step;
         }
-    }
+    };
+    if constexpr (TURNS == 1) turn(thread);
+    else
+#pragma unroll
+        for (int n = 0; n < TURNS; ++n) turn(n * THREADS + thread);
 }
 
 // ---- contraction without tensor cores; the operands give single elements
