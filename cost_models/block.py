@@ -257,9 +257,9 @@ class Block:
                 mine[s.buffer] = np.maximum(mine.get(s.buffer, 0.0), own * width[s.buffer])
         again, traffic = np.zeros(1), np.zeros(1)
         for x, held in mine.items():
-            # re-reads within a block hit the cache if what all resident blocks hold fits it
+            # re-reads within a block hit the cache if what all resident blocks hold fits half of it: the rest is what streams through
             read = self.tally["read " + x]
-            fits = held * np.minimum(blocks, m.sms) <= m.l2_bytes
+            fits = 2 * held * np.minimum(blocks, m.sms) <= m.l2_bytes
             again = again + np.where(fits, 0.0, np.maximum(read - held, 0.0)) * blocks
             traffic = traffic + read * blocks
         total = total + again + np.maximum(traffic - again - total, 0.0) * far

@@ -19,6 +19,7 @@ WARPS = (4, 8)
 STAGES = (2, 3, 4)
 RESULTS = 64  # … of all products in a loop, that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
+START = 0.1  # … where blocks have no loop and others load beside their start and end
 
 
 def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ...], besides: str) -> int:
@@ -153,6 +154,8 @@ class Roofline:
                 fits = fits & (shares | (tiles >= warps))
             time = [*fixed, shared]
             most = np.maximum.reduce(np.broadcast_arrays(*time))
+            units = [*fixed[:3], shared]  # what loads have no part in
+            busy, spent = np.maximum.reduce(np.broadcast_arrays(*units)), sum(units)
             # copies that are asynchronous run beside everything else
             total = sum(t for t in time if not (streams and m.stages > 1 and t is fixed[3]))
             for stages in sorted({min(n, m.stages) for n in STAGES}) if streams else (1,):
@@ -165,11 +168,17 @@ class Roofline:
                 share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
                 compute = per_sm * np.maximum(most, most + share * (total - most))
                 latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
-                flight = b.staged * max(stages - 1, 1) if streams else b.l2
+                flight = b.staged * max(stages - 1, 1) if streams else b.l2 / np.maximum(iterations, 1.0)
                 piece = np.where(shares | turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
                 memory = b.dram * self._per_byte(blocks, resident, flight, piece) + m.block
-                memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(blocks / m.sms, 1.0)
-                seconds = np.where(ok, m.launch + np.maximum(compute + latency, memory), np.inf)
+                if streams:
+                    memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(blocks / m.sms, 1.0)
+                    seconds = np.maximum(compute + latency, memory)
+                else:  # a block loads, then computes: only other blocks' loads run beside its work
+                    memory = memory + START * m.block * np.maximum(blocks / m.sms, 1.0)
+                    loads, work = np.maximum(memory, per_sm * fixed[3]), per_sm * (busy + share * (spent - busy)) + latency
+                    seconds = np.maximum(loads, work) + np.minimum(loads, work) / np.where(iterations > 0, together, together**3)
+                seconds = np.where(ok, m.launch + seconds, np.inf)
                 parts = {}
                 if detail:
                     names = ("tensor", "ops", "special", "l2", "shared")
