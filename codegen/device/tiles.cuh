@@ -142,7 +142,7 @@ DEV constexpr int period(int threads, int chunks) {
     while (turns * threads % chunks) ++turns;
     return turns;
 }
-// The same where row r starts at p + r · step, and `rows` rows of `columns` elements exist: addresses are sums.  WHOLE: all of the tile
+// The same where row r starts at p + r · step, and `rows` rows of `columns` elements exist.  WHOLE: all of the tile
 // exists, and so the length of every copy is a constant (else it takes ten instructions).
 template <int THREADS, bool WHOLE, typename T, int ROWS, int COLUMNS>
 DEV void fill_rows(Tile<T, ROWS, COLUMNS> tile, int thread, const T* p, i64 step, int rows, int columns) {
@@ -150,20 +150,14 @@ DEV void fill_rows(Tile<T, ROWS, COLUMNS> tile, int thread, const T* p, i64 step
     constexpr int TURNS = period(THREADS, To::CHUNKS), DOWN = TURNS * THREADS / To::CHUNKS;
     static_assert(ROWS % DOWN == 0, "every thread copies the same chunks of some rows");
     static_assert(!WHOLE || COLUMNS % To::CHUNK == 0, "chunks that exist as a whole");
-    const auto turn = [&](int c) {
-        const int row = c / To::CHUNKS, chunk = c % To::CHUNKS, left = columns - chunk * To::CHUNK;
+#pragma unroll
+    for (int n = 0; n < TURNS; ++n) {
+        const int c = n * THREADS + thread, row = c / To::CHUNKS, chunk = c % To::CHUNKS, left = columns - chunk * To::CHUNK;
         const int bytes = (left < 0 ? 0 : left < To::CHUNK ? left : To::CHUNK) * (int)sizeof(T);
         const T* q = p + row * step + chunk * To::CHUNK;
 #pragma unroll
-        for (int r = 0; r < ROWS; r += DOWN) {
-            copy_async(tile.chunk(row + r, chunk), q, WHOLE ? 16 : row + r < rows ? bytes : 0);
-            q += DOWN * step;
-        }
-    };
-    if constexpr (TURNS == 1) turn(thread);
-    else
-#pragma unroll
-        for (int n = 0; n < TURNS; ++n) turn(n * THREADS + thread);
+        for (int r = 0; r < ROWS; r += DOWN) copy_async(tile.chunk(row + r, chunk), q + r * step, WHOLE ? 16 : row + r < rows ? bytes : 0);
+    }
 }
 
 // ---- contraction without tensor cores; the operands give single elements
