@@ -85,7 +85,8 @@ class Block:
         self._paddings()
         for step in steps:
             self._count(step)
-        self.apart = np.array(not any(s.a.id in self.pad or s.b.id in self.pad for s in self.statements if id(s) in self.units))
+        products = [s for s in self.statements if isinstance(s, Contract) and id(s) in self.units]
+        self.apart = np.array(not any(s.a.id in self.pad or s.b.id in self.pad for s in products))
         t = self.tally
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
