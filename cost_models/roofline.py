@@ -17,7 +17,7 @@ from .machines import Gpu
 
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
-RESULTS = 64  # … of all products in a loop, that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
+RESULTS = 64  # elements of all products' results in a loop that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 START = 0.1  # … where blocks have no loop and others load beside their start and end
 

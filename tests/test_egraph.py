@@ -192,20 +192,11 @@ def test_limits_end_normalisation() -> None:
 
 
 def test_constants_have_no_other_form() -> None:
-    """1 = a·b would stand as a·b in every product."""
-
-    def one(x: Any) -> Any:
-        y = x * x + 1
-        return y * (1 / y) + (x - x)
-
-    p = en.trace(one, en.TensorSpec((5,), "float32"))
+    """0 = max(x − max x) would stand as that maximum in every sum.  (That no form contains itself is what keeps the corpus's
+    hang-constant-factors from growing without end.)"""
+    p = en.trace(lambda x: en.xp.max(x - en.xp.max(x)), en.TensorSpec((5,), "float32"))
     g = saturate(p).graph
-    assert [n.op for n in g.nodes[g.outputs[0]]] == ["num"] and g.term(g.outputs[0]) == num(1.0)
-
-
-def test_no_form_contains_itself() -> None:
-    s = saturate(traced("cross_entropy"))
-    assert not any(n.op in ("add", "mul") and c in n.args for c, n in s.graph.items())
+    assert [n.op for n in g.nodes[g.outputs[0]]] == ["num"] and g.term(g.outputs[0]) == num(0.0)
 
 
 def test_statistics() -> None:
