@@ -119,7 +119,8 @@ def parse_variant(text: str) -> tuple[str, list[tuple[str, str, Any]]]:
                 f"{item!r} is no change: expected choice=value or axis/tile, with kernel. before it for one kernel only"
             )
         value: Any = m[5] or m[3]
-        changes.append((m[1] or "", m[2] or "/" + m[4], int(value) if value.isdigit() else value))
+        value = int(value) if value.isdigit() else {"true": True, "false": False}.get(value.lower(), value)
+        changes.append((m[1] or "", m[2] or "/" + m[4], value))
     if not re.fullmatch(r"[a-z0-9]\w*", name) or name == "base" or "__" in name or not changes:
         raise ValueError(f"{text!r} is no variant: expected NAME:choice=value,… (NAME is not base)")
     return name, changes

@@ -155,10 +155,12 @@ class _Block:
     def loop(self, s: Loop) -> None:
         for c in s.carries:
             self.put(c.phi, self.get(c.init, c.phi.axes))
-        for n in range(self.p.axes[s.axis].trips):
+        ran, trips = False, self.p.axes[s.axis].trips
+        for n in range(trips):
             self.positions[s.axis] = self.tile(s.axis, n)
-            if any(self._never(c) for c in s.constraints):
+            if any(self._never(c) for c in s.constraints) and (ran or n + 1 < trips):
                 continue
+            ran = True
             self.run(s.body)
             new = [self.get(c.next, c.phi.axes) for c in s.carries]
             for c, x in zip(s.carries, new):

@@ -9,8 +9,9 @@ that do not exist count as the identity in every `Reduce` and `Contract`, are no
 A read through an index outside the buffer gives 0.
 
 Masks: `Mask` is 1 where all its affine constraints are ≥ 0.  `Loop.constraints` hold on every element that contributes anything in the
-loop: an iteration in which one of them is negative on the whole tile may be skipped; where all are ≥ 0 on the whole tile, the
-`Mask` values inside made of these constraints alone are 1.
+loop: an iteration in which one of them is negative on the whole tile may be skipped, but never all iterations (in any of them a row
+that nothing is kept of may get its NaN); where all are ≥ 0 on the whole tile, the `Mask` values inside made of these constraints alone
+are 1.
 """
 
 from __future__ import annotations

@@ -94,8 +94,9 @@ class Builder:
 
         memory: dict[int, Memory] = {}
         made = 0
+        again = {c for k in choice.kernels for c in k.roots if c not in region.roots}  # though another region may have stored them
         for c, real in enumerate(binding.classes):
-            if real in self.stored:
+            if real in self.stored and c not in again:
                 memory[c] = self.stored[real]
         for c in (c for k in choice.kernels for c in k.roots if c not in memory):
             dims = region.order(region.free[c])
@@ -108,7 +109,7 @@ class Builder:
         region, axis = part.region, names.axis
         stores = self._real(part, k, stores_of(region, k.roots, k.bodies, k.state, names)[0])
         for c in k.roots:
-            outputs = self._outputs(part.binding.classes[c])
+            outputs = self._outputs(part.binding.classes[c]) if c in region.outputs else ()
             for m in outputs or (names.memory(c),):
                 dims = () if outputs else tuple(ix.axes[0] for ix in m.index)
                 buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "output" if outputs else "temp", dims))
@@ -133,7 +134,7 @@ class Builder:
         out = []
         todo = iter(stores)
         for r in k.roots:
-            outputs = self._outputs(part.binding.classes[r])
+            outputs = self._outputs(part.binding.classes[r]) if r in part.region.outputs else ()
             for i in range(len(part.region.outputs.get(r, (None,)))):
                 s = next(todo)
                 out.append(Store(outputs[i].name, s.term, outputs[i].index) if outputs else s)

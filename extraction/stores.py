@@ -36,10 +36,28 @@ class Terms:
 
     def of(self, c: int, root: bool = False) -> Term:
         if root:
-            return self.compute(c)
+            return self.narrowed(c)
         if c not in self.memo:
-            self.memo[c] = self.compute(c)
+            self.memo[c] = self.narrowed(c)
         return self.memo[c]
+
+    def narrowed(self, c: int) -> Term:
+        """Free of the axes that its class is free of: x·(y/x) is the same at every position of x, and the first one will do."""
+        t, own = self.compute(c), frozenset(map(self.n.axis, self.r.free[c]))
+        extra = [a for a in t.free if not T.depends(own, a)]
+        if not extra or any(x.op in ("red", "fold") and T.depends(frozenset(extra), x.attr[-1]) for x in T.postorder([t])):  # type: ignore[index]
+            return t
+        first = {a: Affine() for a in extra}
+
+        def at(x: Term, args: tuple[Term, ...]) -> Term | None:
+            if x.op == "iota":
+                return T.num(0.0) if x.attr in first else None
+            if x.op == "input":
+                name, index = x.attr  # type: ignore[misc]
+                return T.inp(name, tuple(ix.substitute(first) for ix in index))
+            return None
+
+        return T.rewrite([t], at)[0]
 
     def read(self, c: int, index: dict[str, Affine] | None = None) -> Term:
         """A stored class.  An output may hold it several times, along axes that the class lacks: the first copy is read."""

@@ -603,6 +603,18 @@ def test_text_reads_well() -> None:
     assert balance == 0
 
 
+def test_what_kernels_hand_on_is_not_read_ahead_of_the_wait() -> None:
+    """Reads through const __restrict__ pointers may be moved up, past the wait for the kernel that writes there."""
+    text = job_text(attention(n=1, m=500, keys=64, split=3), "sm_90a")
+    signatures = re.findall(r"^k\d+\((.*)\) \{$", text, re.M)
+    handed = {m for s in signatures for m in re.findall(r"\* __restrict__ (t\w+)", s)}
+    assert handed and "previous_kernel_wait();" in text
+    for name in handed:
+        assert any(f"const float* {name}" in s for s in signatures)
+        assert not any(f"const float* __restrict__ {name}" in s for s in signatures)
+    assert "const bf16* __restrict__" in text  # inputs lie there before the first kernel starts
+
+
 def test_text_depends_on_the_program_alone() -> None:
     code = (
         f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
@@ -623,7 +635,7 @@ def _environment() -> dict[str, str]:
 
 def test_masked_tiles_are_skipped_and_longest_blocks_run_first() -> None:
     text = job_text(attention(mask="causal", n=256, m=256, rows=(1, 64)))
-    assert re.search(r"k_end = at_most\(floor_div\(\(i64\)q0 \+ 63, 32\) \+ 1, ", text)
+    assert re.search(r"k_end = at_least\(at_most\(floor_div\(\(i64\)q0 \+ 63, 32\) \+ 1, 8\), k_first \+ 1\);", text)
     assert "the longest first" in text and "if (edge)" in text
     assert "edge" not in job_text(attention(n=256, m=256, rows=(1, 64)))  # nothing masked, nothing ragged: no code for it
 

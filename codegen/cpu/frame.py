@@ -59,11 +59,13 @@ def clip(axis: str, ix: Affine, upto: int, position: dict[str, int]) -> int:
 
 
 def live_range(s: Loop, plan: Plan, position: dict[str, int], length: dict[str, int], extents: dict[str, int]) -> tuple[int, int]:
-    """Where the loop's axis begins and ends for the tiles chosen around it: what exists, and may contribute anything."""
+    """Where the loop's axis begins and ends for the tiles chosen around it: what exists and may contribute anything, or a part of what
+    exists."""
     first, end = 0, plan.program.axes[s.axis].extent
     for a, ix in plan.clips:
         if a == s.axis:
             end = clip(a, ix, end, position)
+    exists = end
     for ix in s.constraints:
         top, k = span(ix, position, length, extents, s.axis)[1], dict(ix.terms).get(s.axis, 0)
         if k > 0:
@@ -72,4 +74,7 @@ def live_range(s: Loop, plan: Plan, position: dict[str, int], length: dict[str, 
             end = min(end, top // -k + 1)
         elif top < 0:
             end = 0
+    if end <= first and s.constraints and exists > 0:
+        first = min(first, exists - 1)
+        end = first + 1
     return first, max(first, end)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ...extraction.plan import Buffer
 from ...runtime.module import TensorMap
 from ...terms import Affine
 from ..tile import Const, Gather, Iota, Load, Loop, Mask, Stmt, Store, TileProgram, Value, lines, operands, walk
@@ -102,6 +103,15 @@ class KernelText:
     def wide(self, ix: Affine) -> bool:
         return max(map(abs, ix.bounds(self.p.extents))) > 2**30
 
+    @staticmethod
+    def pointer_to(b: Buffer, written: bool) -> str:
+        """The C type.  What a kernel before wrote may still be written while this one starts: were the pointer const and __restrict__,
+        the compiler could read ahead of previous_kernel_wait()."""
+        ctype = C_TYPES[b.dtype]
+        if written:
+            return f"{ctype}* __restrict__"
+        return f"const {ctype}* __restrict__" if b.kind == "input" else f"const {ctype}*"
+
     def symbols(self) -> None:
         """Names of buffers, strides and axes."""
         p, new = self.p, self.names.new
@@ -115,11 +125,7 @@ class KernelText:
             if b.name in self.pointer:
                 continue
             name = self.pointer[b.name] = new(b.name)
-            written = b in p.writes
-            ctype = C_TYPES[b.dtype]
-            self.parameters.append(
-                Parameter(b.name, f"{ctype}* __restrict__" if written else f"const {ctype}* __restrict__", name)
-            )
+            self.parameters.append(Parameter(b.name, self.pointer_to(b, b in p.writes), name))
             if b.kind == "input":
                 strides: list[str | int] = []
                 for n, extent in enumerate(b.shape):
@@ -313,7 +319,11 @@ class KernelText:
             else:
                 live_end.append(f"(({high}) >= 0 ? {trips} : 0)")
                 full_end.append(f"(({low}) >= 0 ? {trips} : 0)")
-        self.t(f"const int {first} = {nest('at_least', live_first, '0')}, {end} = {nest('at_most', live_end, str(trips))};")
+        begins, ends = nest("at_least", live_first, "0"), nest("at_most", live_end, str(trips))
+        if s.constraints:  # one iteration at least
+            begins = f"at_most({begins}, {trips - 1})" if live_first else begins
+            ends = f"at_least({ends}, {first} + 1)"
+        self.t(f"const int {first} = {begins}, {end} = {ends};")
         if not constraints:
             return False, ("", "")
         full = self.names.new(f"{name}_full_first"), self.names.new(f"{name}_full_end")

@@ -40,11 +40,11 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
     if {"warps", "stages"} & set(p.choices):
         attempts.append(replace(p, choices={n: c for n, c in p.choices.items() if n not in ("warps", "stages")}))
     why: Unsupported | None = None
-    ways = [(x, shares) for x in attempts for shares in (True, False)]
+    ways = [(x, shares, settled) for x in attempts for settled in (False, True) for shares in (True, False)]
     for ends in (False, True):
-        for x, shares in ways:
+        for x, shares, settled in ways:
             planner = Planner(x, arch, precision)
-            planner.unit_ends, planner.shares = ends, shares
+            planner.unit_ends, planner.shares, planner.one_side = ends, shares, settled
             try:
                 return planner.run()
             except Unsupported as e:

@@ -26,6 +26,8 @@ from .warps import UNIT, Warps
 
 
 class SideChoice(Warps):
+    one_side = False  # an axis that nothing ties lies on the side where it was first
+
     def choose_left(self) -> None:
         self.left: dict[int, str] = {}
         self.sides = Sides()
@@ -124,7 +126,7 @@ class SideChoice(Warps):
         known = {sides.get(n) for n in nodes.values()} - {None}
         for a, n in nodes.items():
             if sides.get(n) is None:
-                if len(axes) == 1:
+                if len(axes) == 1 or (self.one_side and a in self.seen_side):
                     side = self.seen_side.get(a) or (COLUMN if a in columns else ROW)
                 elif known == {COLUMN} and not any(sides.get(m) == ROW for m in nodes.values()):
                     side = ROW
@@ -266,4 +268,6 @@ class SideChoice(Warps):
                 row = g
             else:
                 column = g
+        if row and column and set(row.axes) & set(column.axes):
+            raise Unsupported(f"merged axes {row.axes} are rows and {column.axes} columns")
         return Layout(row, column)

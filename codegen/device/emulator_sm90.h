@@ -527,6 +527,7 @@ static void barrier_wait(u32 at, u32 parity, emulator::Line line = emulator::Lin
     while ((u32)(b.phase & 1) == parity) emulator::wait_while(b.phase, b.phase, "the barrier at %u, parity %u: %d arrivals and %d bytes to come", line, at, parity, b.missing);
 }
 static void async_fence() { emulator::fences[emulator::self->index]++; }
+static void async_fence_global() {}
 
 // ---- tiles by tensor map
 static void prefetch_map(const TensorMap&) {}

@@ -54,6 +54,8 @@ DEV void barrier_wait(u32 at, u32 parity) {
                  "done:}" ::"r"(shared_address(at)), "r"(parity) : "memory");
 }
 DEV void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What ordinary stores wrote to global memory, of a kernel before too, is there for copies by tensor map.
+DEV void async_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- tiles by tensor map.  One thread issues.  Coordinates count elements, innermost first; what lies outside the map arrives as 0,
 // and counts among the bytes that the barrier expects.

@@ -133,6 +133,8 @@ class Warpgroups(Fragments):
             t("next_kernel_may_start();")
         if self.sequence[0]:
             t("previous_kernel_wait();")
+            if any(b.kind != "input" for b in self.p.reads):
+                t("async_fence_global();")
         if pipe.cluster > 1:  # others may not touch barriers that are not set up
             t("cluster_sync();")
 

@@ -46,18 +46,25 @@ def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -
     """With the error of one more rounding, and of sums in any order."""
     if t.op in _EXACT or t.attr in PREDICATES:
         return a
-    scale = np.abs(a.x)
+    scale, lost = np.abs(a.x), np.False_
     if t.op == "red" and t.attr[0] == "+":  # type: ignore[index]
         order, parts = env.explicit(t.attr[1], args[0].value, 0.0)  # type: ignore[index]
         total = np.abs(np.where(np.isfinite(parts), parts, 0.0)).sum(axis=0)
         _, (total,) = env.align([(tuple(order[1:]), np.asarray(total))])
         scale = np.maximum(scale, total) if total.ndim == a.x.ndim else scale
+    elif t.op == "red" and t.attr[0] == "*":  # type: ignore[index]
+        order, parts = env.explicit(t.attr[1], args[0].value, 1.0)  # type: ignore[index]
+        size = np.abs(parts)
+        high = np.prod(np.maximum(size, 1.0), axis=0)
+        low = np.prod(np.minimum(np.where(size == 0, 1.0, size), 1.0), axis=0)
+        _, (lost,) = env.align([(tuple(order[1:]), np.asarray((high > _LARGEST[dtype]) | (low < _LEAST[dtype])))])
+        lost = lost if lost.ndim == a.x.ndim else np.any(lost)  # in some order a part of the product leaves the range
     elif t.op == "add":
         _, xs = env.align([b.value for b in args])
         scale = np.asarray(sum(np.abs(np.where(np.isfinite(x), x, 0.0)) for x in xs))
     with np.errstate(all="ignore"):
         error = a.error + _ROUNDING[dtype] * np.where(np.isfinite(a.x), scale, 0.0) + np.where(a.x != 0, _LEAST[dtype], 0.0)
-        error = np.where(np.isfinite(a.x) & (np.abs(a.x) > _LARGEST[dtype]), np.inf, error)
+        error = np.where(lost | (np.isfinite(a.x) & (np.abs(a.x) > _LARGEST[dtype])), np.inf, error)
     return Approx(a.axes, a.x, np.broadcast_to(error, a.x.shape))
 
 
