@@ -27,6 +27,8 @@ ROWS = 64  # of one warpgroup
 PANEL = 64  # columns of a panel
 MOST_CONSUMERS = 3
 REGISTERS = {1: (0, 240), 2: (24, 240), 3: (32, 160)}  # of a thread: producer (0: they need not give any up), consumers
+ROOM = {1: 192, 2: 192, 3: 128}  # of a consumer's: for results of products and their operands
+BESIDE = 36  # what a thread has beside those: addresses, barriers, state of rows
 WORK_SLOTS = 2
 READY = 5  # named barrier: those in shared memory are there (1: consumers meet; 2 to 4: their turns)
 CACHE = 36_000_000  # bytes of the second-level cache that the loops of the tiles under way may fill
@@ -224,7 +226,7 @@ class WarpgroupPlanner(Planner):
         if ring and fixed and not isinstance(want, int):  # a third is worth more than a second set of what lies outside the loop
             stages = max(min(stages, 3), min(stages, (room - fixed) // ring))
         overlap = bool(self.p.choices.get("overlap", True)) and bool(parts.early) and trips > 1
-        overlap = overlap and self.count_registers(True) <= REGISTERS[self.consumers][1] - 36
+        overlap = overlap and self.count_registers(True) <= ROOM[self.consumers] + BESIDE
         if not parts.early and (parts.score or parts.weight or parts.state):
             raise Unsupported("elementwise work between products of loaded tiles")
         if (overlap or not parts.early) and stages < 2:
@@ -299,7 +301,7 @@ class WarpgroupPlanner(Planner):
         pipe.shared = o.shared = at
         o.registers = self.count_registers(overlap)
         limit = REGISTERS[self.consumers][1]
-        if o.registers > limit - 24:
+        if o.registers > ROOM[self.consumers] + BESIDE:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
         stores = [(o.store_frames[id(s)], self.p.buffer(s.buffer)) for s in self.p.body if isinstance(s, Store)]
         held = sum(f.slots // 2 + 4 for f, b in stores if b.dtype in HALVES and f.row and f.column and f.column.slots % 8 == 0)
@@ -317,7 +319,7 @@ class WarpgroupPlanner(Planner):
         scores = sum(self.out.home[v].slots for v in self.out.contracts if v not in late)
         rounded = {c.left.value.id: c.left.layout for c in self.out.contracts.values() if c.left.where == "register"}
         operands = sum(x.slots // 2 for x in rounded.values() if x is not None)
-        return sums + (scores + operands if overlap else max(scores, operands)) + 36
+        return sums + (scores + operands if overlap else max(scores, operands)) + BESIDE
 
     def pivot_choice(self, may_freeze: bool) -> tuple[Pivots, str]:
         """What the program asks for, as far as its results allow it."""
