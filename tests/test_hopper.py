@@ -164,6 +164,46 @@ def test_frozen_pivots_that_are_too_low() -> None:
 
 
 @needs_compiler
+def test_weights_that_a_half_has_no_room_for() -> None:
+    """Frozen pivots let weights grow to where float16 ends: the sums show it, and those tiles are computed again."""
+    p = attention("prefill_global", *[(1, 2, 384, 64)] * 3, dtype="float16")
+    arrays = draw(p)
+    k = arrays["k"].astype(np.float32)
+    k[:, 1, 100:110] *= 9.0  # scores of up to 30: e³⁰ fits into bfloat16 only
+    arrays["k"] = k.astype(np.float16)
+    plan = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, pivot="frozen")
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and s.pivot == "frozen"
+    check(p, plan, arrays, 1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_whose_first_tiles_are_masked(dtype: str) -> None:
+    """There is no pivot yet when it is frozen, and all scores are so low that without one their weights would vanish."""
+
+    def f(q, k, v):  # type: ignore[no-untyped-def]
+        xp = q.__array_namespace__()
+        i, j = xp.arange(q.shape[-2])[:, None], xp.arange(k.shape[-2])
+        s = xp.where(j < i, q @ k.mT, -xp.inf)  # the first row of a tile sees nothing of the first tile of keys
+        e = xp.exp(s - xp.max(s, axis=-1, keepdims=True))
+        return e / xp.sum(e, axis=-1, keepdims=True) @ v
+
+    p = en.trace(f, *[en.TensorSpec((2, 256, 64), dtype)] * 3)
+    arrays = draw(p, 0.5)
+    q, k = (arrays[x].astype(np.float32) for x in "qk")
+    q[..., 0], k[..., 0] = -13.0, 13.0
+    arrays |= {x: y.astype(arrays[x].dtype) for x, y in (("q", q), ("k", k))}
+    plan = planned(p, {"a1": 64, "a3": 64}, warpgroups=1, stages=2, pivot="frozen")
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and s.pivot == "frozen"
+    want = np.asarray(en.evaluate(p, *arrays.values()))
+    for got in emulated(p, plan, arrays):
+        assert np.array_equal(np.isnan(got), np.isnan(want))  # the first row sees nothing at all
+        assert error(np.nan_to_num(got), np.nan_to_num(want)) < 4e-3
+
+
+@needs_compiler
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("size", [(256, 192, 160), (200, 328, 72)])
 def test_matrix_product(size: tuple[int, int, int], turned: bool) -> None:

@@ -480,13 +480,15 @@ class Warpgroups(Fragments):
                 self.t(f"{name}.store<{part}, {parts}>();")
 
     def check(self, states: Mapping[int, str]) -> None:
-        """Did frozen pivots leave everything in range?  Sums above 10³⁷ have no reciprocal."""
+        """Did frozen pivots leave everything in range?  Sums above 10³⁷ have no reciprocal.  Nothing else is lost on the way: a weight
+        that a product's operand has no room for is infinite there, and then so is every sum that it is part of, or NaN.  Nor is a
+        weight too small beside others, for no pivot is above the maximum, unless there was none yet when it was frozen."""
         t, pipe = self.t, self.pipe
         with t.block("if (!exact)"):
             t("bool fits = true;")
             for c in pipe.loop.carries:
-                if c.phi.id not in pipe.pivots.candidates:
-                    t(f"fits &= all_below({states[c.phi.id]}, 1e37f);")
+                most = "INFINITE" if c.phi.id in pipe.pivots.candidates else "1e37f"
+                t(f"fits &= all_below({states[c.phi.id]}, {most});")
             t(f"if (warp_any(!fits) && lane == 0) note_failed({pipe.failed}, work / 2);")
 
     def led_rings(self, rings: Mapping[int, str]) -> list[tuple[int, str]]:

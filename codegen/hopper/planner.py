@@ -327,8 +327,7 @@ class WarpgroupPlanner(Planner):
         want = str(self.p.choices.get("pivot", "frozen"))
         if not pivots.free:
             return pivots, "running"
-        narrow = any(c.dtype == "float16" for c in self.out.contracts.values())  # weights beyond 2¹⁵ do not fit
-        return pivots, "lazy" if want == "frozen" and (narrow or pivots.rising or not may_freeze) else want
+        return pivots, "lazy" if want == "frozen" and (pivots.rising or not may_freeze) else want
 
     def leaders(self, parts: Parts, apart: set[int]) -> dict[int, int]:
         """Tiles that come and go together share barriers: those of one loop that the same kinds of products read."""
