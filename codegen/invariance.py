@@ -191,6 +191,9 @@ class Forms:
             case fn if fn in COMPARISONS:
                 if all(f.times or self.zero(a) for f, a in zip(forms, s.args)) and any(map(self.zero, s.args)):
                     return FREE  # the sign of a factor
+                known = [f for f, a in zip(forms, s.args) if not self.zero(a)]
+                if all(f == known[0] for f in known) and (known[0].times or not any(map(self.zero, s.args))):
+                    return FREE  # both by the same positive factor, or shifted alike
                 if fn == "eq" and s.args[0].id in self.aliases and math.isinf(self.consts.get(s.args[1].id, 0.0)):
                     self.hidden[s.out.id] = s.args[0].id
                     return FREE

@@ -9,6 +9,10 @@ Folds become explicit state.  Pivots advance first, then each linear component: 
 with r the old pivots, R the new ones, m and s the tile's singletons (the merge of `Monoid` with the tile absorbed at the
 merged pivot).  Where a max or min pivot is at its identity the coefficient counts as 0.  A payload is reduced over those elements,
 the old state among them, that are at the new pivot: both sides of that comparison are one value, so it cannot miss.
+
+Any value serves as a pivot, if all state is relative to it.  One that is a function of components, divided by a sum of weights, would
+move with every tile: in a loop it *lags*, and moves only where the weights have doubled since it did (so it is never far from the
+truth: most of what is weighed has been counted in it).  What leaves the loop is moved to the true value there.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from ..extraction import plan
 from ..extraction.plan import Buffer, Kernel
 from ..program import EXACT
 from ..reference import evaluate_scalar
+from ..rules.repair import simplified
 from ..terms import Affine, Monoid, Term
 from .tile import (
     Carry,
@@ -544,9 +549,10 @@ class _Lowering:
         body = self.blocks[here] = []
         carries: dict[object, Carry] = {}
         limits: list[frozenset[Affine]] = []
+        moved: dict[Term, _FoldState] = {}
         for m in self.members[here]:
             if isinstance(m, Term):
-                self.values[m, p] = self.reduction(m, here, carries)
+                self.values[m, p] = self.reduction(m, here, carries, moved)
                 limits.append(self.vanishing(m))
             else:
                 self.member(m, here)
@@ -556,6 +562,8 @@ class _Lowering:
         self.blocks[p].append(
             Loop(axis, tuple(carries.values()), tuple(body), tuple(self.globally(c) for c in dict.fromkeys(order)))
         )
+        for m, state in moved.items():
+            self.values[m, p] = state.arrived(p)
 
     def vanishing(self, t: Term) -> frozenset[Affine]:
         """Constraints outside of which an element adds nothing to this reduction."""
@@ -580,11 +588,17 @@ class _Lowering:
         carries[key] = c
         return c
 
-    def reduction(self, t: Term, here: Path, carries: dict[object, Carry] | None) -> Value:
+    def reduction(
+        self, t: Term, here: Path, carries: dict[object, Carry] | None, moved: dict[Term, _FoldState] | None = None
+    ) -> Value:
         """The value of a reduction whose operands live in `here`: of the whole axis if carries is None, else advanced by one tile
-        (then the result is the value after the loop)."""
+        (then the result is the value after the loop).  moved: gets the folds whose value is yet to be moved to the true pivots."""
         if t.op == "fold":
-            return _FoldState(self, t, here, carries).component()
+            state = _FoldState(self, t, here, carries)
+            value = state.component()
+            if moved is not None and any(map(state.lags, state.need_p)):
+                moved[t] = state
+            return value
         op, axis = t.attr
         if carries is not None and (fold := self.fold_at(t, here)) is not None:
             return _FoldState(self, fold[0], here, carries).pivot(fold[1])
@@ -728,6 +742,7 @@ class _FoldState:
         self.new: dict[tuple[str, int], Value] = {}  # ("p" | "x", index) → new value
         self.after: dict[tuple[str, int], Value] = {}  # → value after the loop
         self.old: dict[tuple[str, int], Value | None] = {}
+        self.left = False  # is the loop printed?
 
     def zero(self, j: int) -> bool:
         return T.is_num(self.singles[self.n + j], 0.0)
@@ -743,6 +758,62 @@ class _FoldState:
             todo = [w for w in todo if w not in ready]
         what = ("p", self.comp) if self.comp < self.n else ("x", self.comp - self.n)
         return self.new[what] if self.carries is None else self.after[what]
+
+    def lags(self, p: int) -> bool:
+        return self.carries is not None and is_fn(self.h.pivots[p]) and self.weight(p) is not None
+
+    def weight(self, p: int) -> int | None:
+        """The component that a pivot is divided by, if there is one and no other pole (where nothing is counted it is undefined)."""
+        e = self.h.pivots[p][1]  # type: ignore[index]
+        inverses = {t.args[0] for t in T.postorder([e]) if t.op == "un" and t.attr == "recip"}
+        if len(inverses) != 1 or infinite_when_empty(e):
+            return None
+        (x,) = inverses
+        j = int(x.attr[1:]) if x.op == "var" else -1  # type: ignore[index]
+        return j if j >= 0 and [i for i, _ in self.h.coef[j]] == [j] else None
+
+    def lag(self, p: int, now: Value, old: Value) -> Value:
+        """The pivot, moved if its weights have doubled; how much they were is state beside it."""
+        low, here, j = self.low, self.here, self.weight(p)
+        assert j is not None and self.carries is not None
+        key = ("weight", self.key("p", p))
+        c = low.carry(self.carries, key, self.axes("p", p), 0.0, "linear")
+        ((_, e),) = self.h.coef[j]
+        then = c.phi if T.is_num(e, 1.0) else low.map(here, "mul", (self.coefficient(e, "old"), c.phi), "rescale")
+        moves = low.map(here, "lt", (low.map(here, "mul", (then, low.const(2.0))), self.new["x", j]))
+        self.carries[key] = Carry(c.init, c.phi, low.map(here, "where", (moves, self.new["x", j], then)), c.out, c.kind, c.op)
+        return low.map(here, "where", (moves, now, old), "pivot")
+
+    def arrived(self, p: Path) -> Value:
+        """What the fold is after the loop, at the true values of pivots that lag.  p: where the loop is."""
+        self.here, self.left = p, True
+        for i in self.need_p:
+            self.old["p", i] = self.new["p", i] = self.after["p", i]
+        i = self.comp if self.comp < self.n else self.comp - self.n
+        return self.true_pivot(i) if self.comp < self.n else self.moved(i)
+
+    def true_pivot(self, p: int) -> Value:
+        if not self.lags(p):
+            return self.after["p", p]
+        e = self.h.pivots[p][1]
+        return self.expression(e, {v: self.moved(int(v[1:])) for v in T.variables(e)}, "pivot")
+
+    def moved(self, i: int) -> Value:
+        """Component i at the true pivots."""
+        parts = []
+        for j, e in self.row(i):
+            e = self.at_rest(e)
+            for v in T.variables(e):
+                self.new["p", int(v[1:])] = self.true_pivot(int(v[1:]))
+            if not T.is_num(e, 0.0):
+                x = self.after["x", j]
+                parts.append(x if T.is_num(e, 1.0) else self.low.map(self.here, "mul", (self.coefficient(e, "old"), x), "rescale"))
+        return parts[0] if len(parts) == 1 else self.low.map(self.here, "add", parts, "rescale")
+
+    def at_rest(self, e: Term) -> Term:
+        """A coefficient where only pivots that lag move."""
+        same = {T.var(v): T.var("R" + v[1:]) for v in T.variables(e) if v[0] == "r" and not self.lags(int(v[1:]))}
+        return simplified(T.substitute(e, same)) if same else e
 
     def pivot(self, i: int) -> Value:
         """A pivot that is a maximum or minimum of its own, after the loop."""
@@ -813,7 +884,8 @@ class _FoldState:
         if is_payload(pivot):
             return self.advance_payload(i)
         if pivot[0] == "fn":
-            return self.expression(pivot[1], {f"y{j}": v for (k, j), v in self.new.items() if k == "x"}, "pivot")
+            now = self.expression(pivot[1], {f"y{j}": v for (k, j), v in self.new.items() if k == "x"}, "pivot")
+            return self.lag(i, now, old) if old is not None and self.lags(i) else now
         # R = r + (tile's weighted sum of (m − r)) / new count: differences from the old mean, never raw sums
         m, j = low.value(self.singles[i], here), pivot[1]
         w, n_new = self.contribution(j), self.new["x", j]
@@ -956,7 +1028,7 @@ class _FoldState:
     def defined(self, p: int, v: Value) -> Value:
         """A pivot that is a function of components is NaN as long as they are 0.  Any other value serves then, if it serves
         everywhere."""
-        if not is_fn(self.h.pivots[p]):
+        if not is_fn(self.h.pivots[p]) or (self.lags(p) and not self.left):
             return v
         return self.low.map(self.here, "where", (self.low.map(self.here, "isnan", (v,)), self.low.const(0.0), v), "pivot")
 

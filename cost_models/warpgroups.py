@@ -18,11 +18,14 @@ from .machines import Gpu
 
 STAGES = (2, 3, 4, 6)
 ROWS = 64
+# A product whose left operand lies in shared memory, too, reads (64 + n) · 16 numbers there for each step of 64 × n × 16, at 128 bytes a
+# clock: with few columns n that takes longer than the multiplication, by the factor 32 / n + ½.
 STEP = 0.2e-6  # barriers and the turn of one iteration
 BESIDE = 2048  # bytes of shared memory that the planner leaves to barriers
 START = 1.4e-6  # first copies and the end of a tile of work, as far as they do not run beside others
-# registers that a thread may have, by the number of warpgroups that compute
-REGISTERS = {1: 212.0, 2: 212.0, 3: 136.0}
+# registers that a thread may have, by the number of warpgroups that compute: with one iteration at a time, with two
+REGISTERS = {1: 228.0, 2: 228.0, 3: 136.0}
+BOTH = {1: 204.0, 2: 204.0, 3: 128.0}
 
 
 @dataclass(frozen=True)
@@ -165,17 +168,23 @@ def price(
         panel[t.out.id] = outer * columns * DTYPES[program.buffer(t.buffer).dtype]
     staged = sum((panel[t.out.id] for t in f.staged), 0.0 * one)
     fixed = sum((panel[t.out.id] for t in f.fixed), 0.0 * one)
-    work = [b.tensor / m.wgmma, b.special / m.special, b.ops / m.ops, b.l2 / (1.4 * m.l2)]  # whole boxes move better
+    trips = one * sizes.trips(f.loop.axis) * alive
+    starved = 0.0 * one  # operations that a product's operands hold up
+    for r, c, k in f.products:
+        if (r, c, k) not in f.computed:
+            n = sizes.elements(c)
+            starved = starved + 2.0 * sizes.elements(r) * n * sizes.elements(k) * trips * np.maximum(32.0 / n - 0.5, 0.0)
+    work = [(b.tensor + starved) / m.wgmma, b.special / m.special, b.ops / m.ops, b.l2 / (1.4 * m.l2)]  # whole boxes move better
     time = np.broadcast_arrays(*[x * m.sms + 0.0 * one for x in work])
     most = np.maximum.reduce(time)
     rest = time[1] + time[2] + time[0] - np.maximum.reduce(time[:3])
-    trips = one * sizes.trips(f.loop.axis) * alive
     per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.4, 1.0), np.ceil(blocks / m.sms))
     out: list[tuple[int, int, Array, dict]] = []
     for groups in (1, 2, 3):
         registers = held / (128 * groups) + 36.0
-        apart = both / (128 * groups) + 36.0 > REGISTERS[groups] - 8.0  # no room for two iterations at a time
-        ok = fits & (m_rows == ROWS * groups) & (registers <= REGISTERS[groups])
+        apart = both / (128 * groups) + 36.0 > BOTH[groups]  # no room for two iterations at a time
+        room = np.where(apart & f.chained, REGISTERS[groups], BOTH[groups] + 8.0)
+        ok = fits & (m_rows == ROWS * groups) & (registers <= room)
         if not bool(np.any(ok)):
             continue
         hidden = m.beside if groups > 1 else 0.6

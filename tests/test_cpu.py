@@ -589,7 +589,7 @@ def test_nan_and_inf_with_frozen_pivots() -> None:
     "name",
     [
         "prefill_causal", "prefill_gqa", "prefill_alibi", "decode_gqa", "attention_backward", "softmax", "log_softmax", "logsumexp",
-        "cross_entropy", "cross_entropy_linear", "softmax_backward", "performer", "differential_attention",
+        "cross_entropy", "cross_entropy_linear", "softmax_backward", "differential_attention",
     ],
 )  # fmt: skip
 def test_programs_with_frozen_pivots(name: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from eqsat_neptune.codegen.tile import Load, Loop, Stmt, walk
 from eqsat_neptune.extraction.plan import Kernel, Plan
 
 import eqsat_neptune as en
+from eqsat_neptune import programs
 from eqsat_neptune.programs import CASES
 from eqsat_neptune.runtime.nvrtc import compiler_version
 
@@ -505,6 +506,34 @@ def test_row_statistics_under_a_mask(pivot: str) -> None:
     k[:, 3:9] *= 300.0  # walked last
     arrays["k"] = k.astype(ml_dtypes.bfloat16)
     check(p, plan, arrays)
+
+
+@needs_compiler
+@pytest.mark.parametrize("pivot,keys", [("running", 64), ("lazy", 64), ("lazy", 32)])
+def test_pivots_that_stay_where_the_first_tile_puts_them(pivot: str, keys: int) -> None:
+    """The gradient of the queries, masked: some rows' first tiles have no weight, and the last ones more than the others."""
+
+    def gradient(q, k, v, do):  # type: ignore[no-untyped-def]
+        xp = q.__array_namespace__()
+        p = programs.softmax(programs.causal(programs.scores(q, k)))
+        dp = do @ v.mT
+        return (p * (dp - xp.sum(p * dp, axis=-1, keepdims=True))) @ k / q.shape[-1] ** 0.5
+
+    def program(heads: int, n: int) -> en.Program:
+        return en.trace(gradient, *[en.TensorSpec((1, heads, n, 128), "bfloat16")] * 4)
+
+    p = program(2, 200)
+    plan = planned(program(32, 4096), {"a1": 128, "a3": keys}, warpgroups=2, stages=2, pivot=pivot)
+    assert len(plan.kernels) == 1
+    arrays = draw(p)
+    k = arrays["k"].astype(np.float32)
+    k[..., 3:9, :] *= 60.0  # walked last
+    arrays["k"] = k.astype(ml_dtypes.bfloat16)
+    arrays["do"] = (arrays["do"].astype(np.float32) + 2.0).astype(ml_dtypes.bfloat16)  # rows whose mean is not 0
+    plan = smaller(plan, p)
+    schedule = schedule_of(lower(plan.kernels[0], plan.buffers, plan.compute_dtype), plan.buffers, hopper_emulator_arch())
+    assert isinstance(schedule, Pipeline) and schedule.pivot == pivot and not schedule.overlap
+    check(p, plan, arrays, 8e-3)
 
 
 @needs_compiler

@@ -188,7 +188,7 @@ def test_gradient_of_the_queries_is_one_pass_over_the_keys() -> None:
     assert len(p.kernels) == 1 and temps(p) == {} and len(passes(p, n)) == 1
     (loop,) = [s for q in programs(p) for s in walk(q.body) if isinstance(s, Loop)]
     weights = [s for s in loop.body if isinstance(s, Map) and s.fn == "exp" and loop.axis in s.out.axes]
-    assert len(weights) == 1 and len(loop.carries) == 6  # weights and their sum serve all components
+    assert len(weights) == 1 and len(loop.carries) == 7  # weights and their sum serve all components; the sum where a pivot moved last
 
 
 @pytest.mark.parametrize(
@@ -226,6 +226,12 @@ def test_what_every_block_needs_is_computed_once(n: int) -> None:
     p = plan("performer", GPU, n=n)
     keys = [k for k in p.kernels if any(base(a) == "a3" and not a.endswith(".o") for a in k.axes)]
     assert keys and not any("a1" in k.axes for k in keys)
+
+
+def test_an_extremum_over_two_axes_needs_no_pass_of_its_own() -> None:
+    """Features of the keys are relative to the greatest of all: each feature's sums have a pivot of their own."""
+    p = plan("performer", GPU, n=4096)
+    assert len(p.kernels) == 2 and all(size < 4096 * 64 * 8 * 4 for size in temps(p).values())
 
 
 def test_norms_leave_the_loop_that_multiplies() -> None:

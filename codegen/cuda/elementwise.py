@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from ..tile import Gather, Map, Mask, operands
+from ..tile import Gather, Map, Mask, Stmt, operands
 from .layout import Layout
 from .registers import Frame, Registers
 from .text import constant
 
 
 class Elementwise(Registers):
+    def flush_for(self, s: Stmt) -> None:
+        """Print at least the elementwise statements that this one waits for."""
+        self.flush()
+
     def flush(self) -> None:
         """Print the pending elementwise statements, those of equal layouts together where order allows."""
         pending, self.pending = self.pending, []

@@ -56,7 +56,7 @@ class Fragments(Loops):
                     self.flush()
                     self.convert(s.out)
             case Reduce():
-                self.flush()
+                self.flush_for(s)
                 self.reduce(s)
                 self.convert(s.out)
             case Contract():

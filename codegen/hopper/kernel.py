@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 from ...terms import Affine
 from ..cuda.fragments import Fragments
@@ -16,7 +17,7 @@ from ..cuda.kernel import Function, Parameter
 from ..cuda.layout import Layout
 from ..cuda.registers import Frame, LoopState
 from ..cuda.schedule import HALVES, Operand, RoundedSum, TilePlan
-from ..cuda.text import C_TYPES, Names, Text, affine
+from ..cuda.text import C_TYPES, Names, Text, affine, constant
 from ..tile import Carry, Contract, Gather, Loop, Map, Reduce, Stmt, Store, Value, operands
 from .maps import tensor_map
 from .planner import MOST_FAILED, READY, WORK_SLOTS, Parts, Pipeline
@@ -25,7 +26,7 @@ MANY = 40  # registers of a producer: with fewer it has none for several iterati
 
 # variables that the text below names itself
 _LOCALS = set(
-    "rank group work works coming next exact again failures fresh alone pending fits edge start at_edge at_start".split()
+    "rank group work works coming next exact again failures fresh alone pending fits moves edge start at_edge at_start".split()
 )
 
 
@@ -48,6 +49,7 @@ class Warpgroups(Fragments):
         self.packed_operands: dict[int, str] = {}  # register operands of late products, rounded
         self.printed: set[int] = set()  # values made so far in this iteration
         self.reads: dict[int, set[int]] = {}  # value → values that the iteration makes of it
+        self.waiting_for: set[int] = set()  # values that are not printed yet, though later ones are
         self.results: set[str] = set()  # sums of a whole tile of work, which its results may overwrite
         self.in_place: dict[int, str] = {}  # value → the variable that it overwrites
         self.waiting: list[tuple[str, int]] = []  # results that wait to be stored: the variable, and in how many parts
@@ -676,6 +678,8 @@ class Warpgroups(Fragments):
             self.early_done(f"{tile} == {first}")
             t(f"{absorb}({'Yes' if state.edges else 'No'}{{}}, Yes{{}});")
             t(f"--{tile};")
+        elif frozen:
+            t(f"{step}({'Yes' if state.edges else 'No'}{{}});  // where pivots stay is up to the first tile")
         self.before_loop, self.one_step = len(t.out), f"if ({tile} >= {first}) {step}(No{{}});"
         low = any(dict(c.terms).get(a, 0) > 0 for c in (*loop.constraints, *state.limits))
         until = f"at_least({state.full[0]}, {first})" if low else first
@@ -849,7 +853,8 @@ class Warpgroups(Fragments):
                 self.issue_rest(states)
         for x in parts.weight if pipe.peek else ():
             self.statement(x)
-        self.flush()
+        if pipe.overlap:  # else nothing runs beside it
+            self.flush()
         if pipe.peek:
             self.peek()
         if pipe.overlap and parts.late:
@@ -873,22 +878,16 @@ class Warpgroups(Fragments):
                 t(f"set_all({name}, 0.0f);")
         if parts.state:
             with t.block("if constexpr (!start)"):
-                inner = dict(self.env)
-                for x in parts.state:
-                    self.statement(x)
-                self.flush()
-                moves = []
-                for product in parts.late:
-                    carry = pipe.carries[product.out.id]
-                    assert product.acc is not None
-                    home = s.home[carry.phi.id]
-                    source = self.get(product.acc, home)
-                    if source != states[carry.phi.id]:
-                        moves.append(
-                            (states[carry.phi.id], source, home, Carry(carry.init, carry.phi, product.acc, carry.out, carry.kind))
-                        )
-                self.move(moves)
-                self.env = inner
+                idle = self.idle(parts)
+                if idle:
+                    t("bool moves = false;  // else state stays as it is")
+                    for factor, neutral in idle:
+                        rows = s.home[factor.id]
+                        name = self.get(factor, rows)
+                        with self.over(rows):
+                            t(f"moves |= {name}{self.at(rows)} != {constant(neutral, self.compute)};")
+                with t.block("if (warp_any(moves))") if idle else nullcontext():
+                    self.move_state(states, parts)
         moves = []
         late = {c.out.id for c in parts.late}
         for carry in pipe.loop.carries:
@@ -902,6 +901,60 @@ class Warpgroups(Fragments):
                 moves.append((var, source, home, carry))
         self.move(moves)
         self.env, self.readers = env, readers
+
+    def move_state(self, states: Mapping[int, str], parts: Parts) -> None:
+        """What products add to, at new pivots."""
+        inner = dict(self.env)
+        for x in parts.state:
+            self.statement(x)
+        self.flush()
+        moves = []
+        for product in parts.late:
+            carry = self.pipe.carries[product.out.id]
+            assert product.acc is not None
+            home = self.s.home[carry.phi.id]
+            source = self.get(product.acc, home)
+            if source != states[carry.phi.id]:
+                moves.append(
+                    (states[carry.phi.id], source, home, Carry(carry.init, carry.phi, product.acc, carry.out, carry.kind))
+                )
+        self.move(moves)
+        self.env = inner
+
+    def idle(self, parts: Parts) -> list[tuple[Value, float]]:
+        """Factors a row with which state stays as it is: each, and the number that it must be.  Of state that is made of several parts
+        only: where it is one product, that looks for itself."""
+        made = {x.out.id: x for x in parts.state if isinstance(x, Map)}
+        out: dict[tuple[int, float], Value] = {}
+        several = False
+        for product in parts.late:
+            phi = self.pipe.carries[product.out.id].phi
+            x = made.get(product.acc.id) if product.acc is not None else None
+            if x is None:
+                if product.acc != phi:
+                    return []
+                continue
+            terms = x.args if x.fn == "add" else (x.out,)
+            several = several or x.fn == "add"
+            if phi not in terms and not any(phi in made[v.id].args for v in terms if v.id in made):
+                return []
+            for v in terms:
+                if v == phi:
+                    continue
+                f = made.get(v.id)
+                if f is None or f.fn != "mul" or len(f.args) != 2:
+                    return []
+                wide = [a for a in f.args if any(a == c.phi for c in self.pipe.carries.values())]
+                rest = [a for a in f.args if a not in wide]
+                if len(wide) != 1 or len(rest) != 1 or not self.row_only(rest[0]):
+                    return []
+                neutral = 1.0 if wide[0] == phi else 0.0
+                out[rest[0].id, neutral] = rest[0]
+        return [(v, n) for (_, n), v in out.items()] if several else []
+
+    def row_only(self, v: Value) -> bool:
+        home = self.s.home.get(v.id)
+        return home is not None and home.row is not None and home.column is None
 
     def rounded(self, x: str, how: RoundedSum) -> str:
         """Rows of few elements are met at edges; over many the rounding of their weights averages out."""
@@ -967,7 +1020,7 @@ class Warpgroups(Fragments):
                 continue  # stays within the loop over the slots
             for a in sorted(sources[m.out.id]):
                 name = self.env.get((a, layout))
-                dead = self.reads.get(a, {-1}) <= self.printed - later
+                dead = self.reads.get(a, {-1}) <= self.printed - later - self.waiting_for
                 if name in scores and dead and name not in self.in_place.values():
                     self.in_place[m.out.id] = name
                     break
@@ -980,6 +1033,20 @@ class Warpgroups(Fragments):
             self.printed.add(s.out.id)
         if isinstance(s, Reduce) and self.pipe.pivot != "running" and s.out.id in self.pipe.pivots.nexts:
             self.keep_pivot(s)
+
+    def flush_for(self, s: Stmt) -> None:
+        """Of the elementwise statements only those that this one waits for: others may make tiles of operands that must be kept
+        anyway, and these would take registers from here on."""
+        wanted = {v.id for v in operands(s)}
+        now: list[tuple[Layout, Map | Gather]] = []
+        for x in reversed(self.pending):
+            if x[1].out.id in wanted:
+                wanted |= {v.id for v in operands(x[1])}
+                now.insert(0, x)
+        waiting = [x for x in self.pending if x not in now]
+        self.pending, self.waiting_for = now, {x.out.id for _, x in waiting}
+        self.flush()
+        self.pending, self.waiting_for = waiting, set()
 
     def keep_pivot(self, s: Reduce) -> None:
         """The pivot stays while no weight would exceed 2⁸."""

@@ -18,7 +18,8 @@ Coefficients = dict[int, float]  # pivot (its phi) → coefficient, in a value t
 
 
 class Pivots:
-    """free: may the pivots be any values?  rising: might something after the loop overflow where they are far from the true ones?
+    """free: may the pivots be any values?  frozen: the body where they stay; None if other state would still be moved.  rising: might
+    something after the loop overflow where they are far from the true ones?
     scale: of each, the largest |c| where exp2(c · (element − pivot)) (or exp) is taken."""
 
     def __init__(self, p: TileProgram, loop: Loop):
@@ -35,7 +36,8 @@ class Pivots:
         self.factors = self._factors()
         frozen = self.freeze() if self.candidates else None
         self.frozen: tuple[Stmt, ...] | None = frozen
-        self.free, self.rising = frozen is not None, False
+        self.free = frozen is not None or (bool(self.candidates) and set(self.candidates) <= set(self.scale))
+        self.rising = False
         if self.free:
             try:
                 self.rising = Forms(p, set(self.nexts), extremes=True).rising

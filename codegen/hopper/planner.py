@@ -253,6 +253,7 @@ class WarpgroupPlanner(Planner):
         order = self.best_order(traversal, tiles, stages)
         at = -(-at // 16) * 16
         carries = {s.out.id: next(c for c in self.loop.carries if c.next == s.out) for s in parts.late}
+        limit = REGISTERS[self.consumers][1]
         pipe = Pipeline(
             o,
             self.loop,
@@ -265,7 +266,7 @@ class WarpgroupPlanner(Planner):
             order,
             tiles,
             tiles,
-            *self.pivot_choice(overlap and order != "grid"),
+            *self.pivot_choice(order != "grid" and bool(parts.early) and (overlap or self.count_registers(False) <= limit - 24)),
             traversal,
         )
         if pipe.pivot == "frozen":
@@ -300,8 +301,10 @@ class WarpgroupPlanner(Planner):
         at += 24 * WORK_SLOTS
         pipe.shared = o.shared = at
         o.registers = self.count_registers(overlap)
-        limit = REGISTERS[self.consumers][1]
-        if o.registers > ROOM[self.consumers] + BESIDE:
+        most = ROOM[self.consumers] + BESIDE
+        if parts.early and not overlap:  # what two iterations at a time need is harder to tell
+            most = max(most, limit - 8)
+        if o.registers > most:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
         stores = [(o.store_frames[id(s)], self.p.buffer(s.buffer)) for s in self.p.body if isinstance(s, Store)]
         held = sum(f.slots // 2 + 4 for f, b in stores if b.dtype in HALVES and f.row and f.column and f.column.slots % 8 == 0)
@@ -327,7 +330,8 @@ class WarpgroupPlanner(Planner):
         want = str(self.p.choices.get("pivot", "frozen"))
         if not pivots.free:
             return pivots, "running"
-        return pivots, "lazy" if want == "frozen" and (pivots.rising or not may_freeze) else want
+        may_freeze = may_freeze and pivots.frozen is not None and not pivots.rising
+        return pivots, "lazy" if want == "frozen" and not may_freeze else want
 
     def leaders(self, parts: Parts, apart: set[int]) -> dict[int, int]:
         """Tiles that come and go together share barriers: those of one loop that the same kinds of products read."""
