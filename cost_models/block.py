@@ -64,6 +64,7 @@ class Block:
     results                     elements of all matrix products' results
     apart                       does no matrix product work on what another one has made?
     registers                   bytes of the tiles that lie in registers at the worst moment
+    pieces                      registers of a thread for what is loaded piece by piece, 16 bytes of it, where it is used
     dram                        bytes that the whole kernel moves between memory and the chip
     """
 
@@ -220,6 +221,7 @@ class Block:
     # ---- room and traffic
     def _registers(self) -> Array:
         absent = {s.out.id for s in self.statements if isinstance(s, Mask | Iota)}
+        self.pieces = 0.0
         for s in self.statements:
             uses = self.feeds.get(s.out.id, []) if isinstance(s, Load) else []
             # tiles of products lie in shared memory; what one elementwise operation reads is loaded right there, piece by piece
@@ -232,6 +234,8 @@ class Block:
                 )
             ):
                 absent.add(s.out.id)
+                if isinstance(uses[0], Map) and s.out.axes and not self.units:
+                    self.pieces += 16 / DTYPES[self.dtype[s.buffer]] * (2 if self.p.compute_dtype == "float64" else 1)
         width = 8.0 if self.p.compute_dtype == "float64" else 4.0
         worst = np.zeros(1)
         for point in W.peaks(self.p, lambda v: bool(v.axes) and v.id not in absent, transient=True):

@@ -148,7 +148,7 @@ class Roofline:
             together = b.per_row_warp + b.per_col_warp + 8.0 * warps * b.results  # in the end they join their sums
             shared = (b.shared + np.where(shares, together, apart)) * (m.sms / m.shared)
             held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
-            registers = np.ceil((held / 4.0 / threads + (48 if heavy else 28)) / 8.0) * 8.0
+            registers = np.ceil((held / 4.0 / threads + b.pieces + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
             if heavy and warps > WARPS[0]:  # more warps only where each has a tile of its own
                 fits = fits & (shares | (tiles >= warps))

@@ -24,6 +24,8 @@ from eqsat_neptune.codegen.cuda.layout import Unsupported
 from eqsat_neptune.codegen.cuda.planner import plan
 from eqsat_neptune.codegen.cuda.simple import Simple
 from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.cost_models import model_for
+from eqsat_neptune.cost_models.base import Sizes
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
 
 from eqsat_neptune import terms as T
@@ -392,6 +394,49 @@ def test_rows() -> None:
         "streamed": softmax_rows(3, 700, 1, 128),
         "ragged": softmax_rows(5, 1001, 4, 250, "float32"),
     })  # fmt: skip
+
+
+def affine_rows(m: int, n: int, rows: int, warps: int, dtype: str = "bfloat16") -> Job:
+    """(x − mean x)/√(mean (x − mean x)² + ε) · gain + bias."""
+    x, gain, bias = inp("X", (A("m"), A("n"))), inp("G", (A("n"),)), inp("B", (A("n"),))
+    d = sub(x, mul(T.red("+", "n", x), 1 / n))
+    y = add(mul(d, un("recip", un("sqrt", add(mul(T.red("+", "n", mul(d, d)), 1 / n), 1e-6))), gain), bias)
+    axes = {"m": Axis(m, rows, "grid"), "n": Axis(n, n, "whole")}
+    a, g, b = make(dtype, (m, n), 1), make(dtype, (n,), 2), make(dtype, (n,), 3)
+    c = f64(a) - f64(a).mean(-1, keepdims=True)
+    want = c / np.sqrt((c * c).mean(-1, keepdims=True) + 1e-6) * f64(g) + f64(b)
+    return simple_job({"Y": (y, ("m", "n"))}, axes, {"X": a, "G": g, "B": b}, {"Y": want}, dtype, choices={"warps": warps})
+
+
+@needs_compiler
+def test_what_rows_share_is_loaded_piece_by_piece() -> None:
+    """Also beside the end of the rows and of the array, and for several rows at a time."""
+    jobs = {
+        "one": affine_rows(3, 2048, 1, 4),
+        "two": affine_rows(5, 2048, 2, 4),
+        "ragged": affine_rows(3, 2056, 2, 4),
+        "float": affine_rows(3, 1028, 2, 4, "float32"),
+    }
+    for job in jobs.values():
+        s = plan(job.programs[0], cuda_arch("sm_90a"), precision_of(job.buffers, "float32"))
+        assert {job.programs[0].buffer(x.load.buffer).name for x in s.tiles.values()} == set() and len(s.pieces) == 2
+    check_all(jobs)
+
+
+@pytest.mark.parametrize("rows, warps, blocks", [(1, 4, 4), (1, 8, 3), (2, 4, 2), (2, 8, 2)])
+def test_rows_take_the_registers_that_the_model_reckons_with(rows: int, warps: int, blocks: int) -> None:
+    """A row of 8192 in four warps is 64 registers a thread: with gain and bias beside it only two blocks fitted (and spilled)."""
+    from eqsat_neptune.runtime.nvrtc import compile_cuda
+
+    if reason := compiler_missing("sm_90a"):
+        pytest.skip(reason)
+    job = affine_rows(16, 8192, rows, warps)
+    assert plan(job.programs[0], cuda_arch("sm_90a"), precision_of(job.buffers, "float32")).min_blocks == blocks
+    (found,) = compile_cuda(emit(job.programs, job.buffers, cuda_arch("sm_90a")).text, "sm_90a").kernels.values()
+    sizes = Sizes({"m": np.array([float(rows)]), "n": np.array([8192.0])}, {"m": np.array([16.0]), "n": np.array([8192.0])})
+    model = model_for("cuda:sm_90a").cost(replace(job.programs[0], choices={}), sizes, detail=True)
+    assert found.spill_bytes == 0 and found.registers <= 65536 // (32 * warps * blocks)
+    assert float(model.detail["resident"][0]) * rows >= 4
 
 
 def deviations(n: int, tile: int | None, dtype: str) -> Job:

@@ -29,12 +29,23 @@ class Copies(Elementwise):
             if plan is not None:
                 self.arrive(s.out.id)
                 self.load_from_tile(s, plan, layout)
+            elif self.postpones(s, layout):
+                self.postponed[s.out.id] = layout, s
             else:
                 self.load_registers(s, layout)
 
-    def load_registers(self, s: Load, layout: Layout) -> None:
+    def postpones(self, s: Load, layout: Layout) -> bool:
+        """Is it loaded piece by piece where it is used?"""
+        if s.out.id not in self.s.pieces or layout.column is None:
+            return False
+        return self.run_length(s.buffer, s.index, layout, self.live(s.out.axes))[0] == layout.column.run
+
+    def load_registers(self, s: Load, layout: Layout, first: str | None = None) -> str:
+        """Declare the variable and load it; first: only the run of columns that starts there, for the lines that follow.  Its name."""
         v = s.out
-        name = self.env[v.id, layout] = self.variable(v)
+        name = self.variable(v)
+        if first is None:
+            self.env[v.id, layout] = name
         ctype, memory = self.ctype(v), self.pointer[s.buffer]
         self.comment(s)
         axes = self.live(v.axes)
@@ -43,13 +54,16 @@ class Copies(Elementwise):
             guard = " && ".join(self.bounds(f, s, v.axes) + self.scalar_exists(v.axes))
             read = f"({ctype})value({memory}[{self.offset(f, s.buffer, s.index)}])"
             self.t(f"const {ctype} {name} = {f'{guard} ? {read} : ({ctype})0' if guard else read};")
-            return
+            return name
         run, step, packed = self.run_length(s.buffer, s.index, layout, axes)
-        self.t(f"{ctype} {name}{self.shape(layout)};")
-        with self.over(layout, run) as f:
+        shape, at = self.shape(layout), self.at(layout)
+        if first is not None:
+            shape, at = (f"[{layout.row.slots}]" if layout.row else "") + f"[{run}]", ("[i]" if layout.row else "") + "[0]"
+        self.t(f"{ctype} {name}{shape};")
+        with self.over(layout, run, first) as f:
             guard = " && ".join(dict.fromkeys(self.exists(f, v.axes, layout) + self.bounds(f, s, v.axes)))
             place = self.offset(f, s.buffer, s.index)
-            target = f"{name}{self.at(layout)}"
+            target = name + at
             if run > 1:
                 read = f"load_run<{run}, {packed}>(&{target}, {memory} + ({place}), {step});"
                 if guard:
@@ -60,6 +74,7 @@ class Copies(Elementwise):
             else:
                 read = f"({ctype})value({memory}[{place}])"
                 self.t(f"{target} = {f'{guard} ? {read} : ({ctype})0' if guard else read};")
+        return name
 
     def load_from_tile(self, s: Load, plan: TilePlan, layout: Layout) -> None:
         v = s.out

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from ..tile import Gather, Map, Mask, Stmt, operands
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ..tile import Gather, Load, Map, Mask, Stmt, operands
 from .layout import Layout
 from .registers import Frame, Registers
 from .text import constant
+
+NOTHING: Mapping[int, str] = MappingProxyType({})
 
 
 class Elementwise(Registers):
@@ -37,12 +43,13 @@ class Elementwise(Registers):
                 groups.append((layout, [s]))
                 where[s.out.id, layout] = len(groups) - 1
         for layout, members in groups:
+            loads = self.beside(layout, members)
             if self.patched(members[0], layout):
                 self.patch(members[0], layout)  # type: ignore[arg-type]
             elif self.skippable(members[0], layout) and len(members) == 1:
                 self.rescale(members[0], layout)  # type: ignore[arg-type]
             else:
-                self.elementwise(layout, members, {id(s) for _, s in pending})
+                self.elementwise(layout, members, loads)
 
     def patched(self, s: Map | Gather, layout: Layout) -> bool:
         """Is it a selection that changes nothing except on tiles at the edge of a loop's range?"""
@@ -97,7 +104,29 @@ class Elementwise(Registers):
             with self.over(layout):
                 self.t(f"{name}{self.at(layout)} *= {x}[i];")
 
-    def elementwise(self, layout: Layout, members: list[Map | Gather], batch: set[int]) -> None:
+    @abstractmethod
+    def load_registers(self, s: Load, layout: Layout, first: str | None = None) -> str: ...
+
+    def beside(self, layout: Layout, members: list[Map | Gather]) -> list[tuple[Layout, Load]]:
+        """Loads that are printed with these statements, run by run; others that they need are printed here."""
+        read = {v.id for s in members for v in operands(s)}
+        found = [(at, s) for v, (at, s) in self.postponed.items() if v in read]
+        whole = all(at == layout.restricted(self.live(s.out.axes)) for at, s in found) and not any(
+            self.patched(s, layout) or self.skippable(s, layout) for s in members
+        )
+        for at, s in found:
+            del self.postponed[s.out.id]
+            if not whole:
+                self.load_registers(s, at)
+        return found if whole else []
+
+    def load_postponed(self) -> None:
+        """Print the loads that are still to come."""
+        for at, s in self.postponed.values():
+            self.load_registers(s, at)
+        self.postponed.clear()
+
+    def elementwise(self, layout: Layout, members: list[Map | Gather], loads: list[tuple[Layout, Load]]) -> None:
         local = {
             s.out.id
             for s in members
@@ -122,7 +151,24 @@ class Elementwise(Registers):
                 self.env[v.id, layout] = name
                 self.t(f"const {self.ctype(v)} {name} = {f.compute(s)};")
             return
-        with self.over(layout) as f:
+        if not loads:
+            self.lines(layout, members, local)
+            return
+        g, first = layout.column, self.names.new("run")
+        assert g is not None
+        self.t("#pragma unroll")
+        with self.t.block(f"for (int {first} = 0; {first} < {g.slots}; {first} += {g.run})"):
+            names = {s.out.id: (self.load_registers(s, at, first), at) for at, s in loads}
+            here = {v: name + ("[i]" if at.row else "") + f"[j - {first}]" for v, (name, at) in names.items()}
+            self.lines(layout, members, local, first, here)
+
+    def lines(
+        self, layout: Layout, members: list[Map | Gather], local: set[int], first: str | None = None, loaded: Mapping[int, str] = NOTHING
+    ) -> None:
+        """The statements, slot by slot.  local: results that are only read by other ones of them.  first: only the run that starts
+        there; loaded: text of what was loaded for it."""
+        with self.over(layout, first=first) as f:
+            f.locals.update(loaded)
             for s in members:
                 v = s.out
                 text = f.compute(s)

@@ -68,6 +68,7 @@ class Fragments(Loops):
                 self.store(s)
             case Loop():
                 self.flush()
+                self.load_postponed()
                 self.loop(s)
 
     def store(self, s: Store) -> None:

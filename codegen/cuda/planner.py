@@ -54,6 +54,20 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
     assert why is not None
     raise why
 
+VECTOR_REGISTERS = 24  # that a thread needs beside its values; a compiler that may take more loads farther ahead
+
+
+def readers_of(p: TileProgram) -> dict[int, list[Stmt]]:
+    """Statements that read each value, by its number, once for every time that they do; loops for what they carry."""
+    out: dict[int, list[Stmt]] = {}
+    for s in walk(p.body):
+        for v in operands(s):
+            out.setdefault(v.id, []).append(s)
+        if isinstance(s, Loop):
+            for c in s.carries:
+                out.setdefault(c.next.id, []).append(s)
+    return out
+
 
 class Planner(Placement):
     def run(self) -> Schedule:
@@ -64,6 +78,7 @@ class Planner(Placement):
         self.make_groups()
         self.place()
         self.demand()
+        self.out.pieces = self.pieces()
         self.allocate()
         return self.out
 
@@ -147,9 +162,10 @@ class Planner(Placement):
             or (o.registers + 24) * o.threads > 2 * arch.registers
         ):
             raise Unsupported(f"about {o.registers} registers a thread for {o.threads} threads")
+        need = o.registers + (72 if self.kind == "fragment" else VECTOR_REGISTERS)
         blocks = min(
             arch.shared_sm // (o.shared + 1024),
-            arch.registers // (o.threads * min(255, max(32, o.registers + (72 if self.kind == "fragment" else 32)))),
+            arch.registers // (o.threads * min(255, max(32, -(-need // 8) * 8))),
             2048 // o.threads,
         )
         o.min_blocks = max(1, min(8, blocks))
@@ -232,15 +248,54 @@ class Planner(Placement):
             total += self.ws * (home.row.size if home.row else 1) * (home.column.padded + 4 if home.column else 1) * width
         return total
 
+    def pieces(self) -> frozenset[int]:
+        """What is loaded piece by piece where the one statement that reads it is printed.  Whole, it would take a register for each
+        element: a compiler that may move loads up does not move what is made of them."""
+        if self.kind != "vector":
+            return frozenset()
+        readers = readers_of(self.p)
+        found = set()
+        for v, s in self.defs.items():
+            have = self.out.instances.get(v, ())
+            if isinstance(s, Load) and v not in self.out.tiles and len(have) == 1 and len(readers.get(v, ())) == 1:
+                g, by = have[0].column, readers[v][0]
+                alone = isinstance(by, Map) and len(self.out.instances.get(by.out.id, ())) == 1
+                if alone and g is not None and g.slots > g.run > 1:
+                    found.add(v)
+        return frozenset(found)
+
+    def passing(self) -> frozenset[int]:
+        """Elementwise results that one statement reads, itself elementwise or a reduction: they are made element by element for it."""
+        if self.kind != "vector":
+            return frozenset()
+        readers = readers_of(self.p)
+        maps = [s.out.id for s in walk(self.p.body) if isinstance(s, Map)]
+        return frozenset(
+            v for v in maps if len(set(map(id, readers.get(v, ())))) == 1 and isinstance(readers[v][0], Map | Reduce)
+        )
+
     def count_registers(self) -> int:
         """Registers alive at once at the worst place, in 32-bit words."""
         width = 2 if self.precision.compute == "float64" else 1
         inline = {s.out.id for s in walk(self.p.body) if isinstance(s, Const | Iota | Mask)}
+        passing, pieces = self.passing(), self.out.pieces
+        made = {s.out.id: s for s in walk(self.p.body) if isinstance(s, Map)}
 
         def slots(v: int) -> int:
-            if v in inline:
+            if v in inline or v in passing:
                 return 0
+            if v in pieces:
+                (g,) = (x.column for x in self.out.instances[v])
+                assert g is not None
+                return width * g.run
             return width * sum(x.slots for x in self.out.instances.get(v, ()))
+
+        def sources(values: set[int]) -> set[int]:
+            """Of what passes, what it is made of."""
+            out: set[int] = set()
+            for v in values:
+                out |= sources({a.id for a in made[v].args}) if v in passing else {v}
+            return out
 
         def peak(body: tuple[Stmt, ...], after: set[int]) -> int:
             alive, worst = set(after), 0
@@ -258,8 +313,10 @@ class Planner(Placement):
                         | {c.init.id for c in s.carries}
                     )
                     continue
-                used = {v.id for v in operands(s)}
-                if isinstance(s, Map) and s.args and any(a.id not in alive and slots(a.id) == slots(s.out.id) for a in s.args):
+                used = sources({v.id for v in operands(s)})
+                if isinstance(s, Map) and s.out.id in passing:
+                    continue
+                if isinstance(s, Map) and any(a not in alive and slots(a) == slots(s.out.id) for a in used):
                     alive.discard(s.out.id)  # in place
                 if isinstance(s, Contract | Reduce) and s.acc and s.acc.id not in alive:
                     alive.discard(s.out.id)

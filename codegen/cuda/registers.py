@@ -32,6 +32,7 @@ class Registers(KernelText):
         self.s = schedule
         self.env: dict[tuple[int, Layout], str] = {}  # (value, layout) → variable
         self.pending: list[tuple[Layout, Map | Gather]] = []  # elementwise statements not printed yet
+        self.postponed: dict[int, tuple[Layout, Load]] = {}  # by value: what is loaded where the one statement that reads it is printed
         self.loops: list[LoopState] = []
         self.bases: dict[Group, str] = {}
         self.declared: list[str] = []
@@ -109,8 +110,9 @@ class Registers(KernelText):
         return f"vector_slot<{g.run}, {self.arch.warp * g.warps}>({var})" if g.side == COLUMN else var
 
     @contextmanager
-    def over(self, layout: Layout, step: int = 1) -> Iterator[Frame]:
-        """Unrolled loops over a layout's slots.  The lines printed inside may ask the frame for positions."""
+    def over(self, layout: Layout, step: int = 1, first: str | None = None) -> Iterator[Frame]:
+        """Unrolled loops over a layout's slots; first: over those of the one run of columns that starts there.  The lines printed
+        inside may ask the frame for positions."""
         t = self.t
         frame = Frame(self, layout)
         begin, depth = len(t.out), t.depth
@@ -125,9 +127,15 @@ class Registers(KernelText):
                 t("{")
             else:
                 var, by = ("j", step) if g.side == COLUMN else ("i", 1)
-                if g.slots > by:
+                begin_at, end, slots = "0", str(g.slots), g.slots
+                if first and g.side == COLUMN:
+                    begin_at, end, slots = first, f"{first} + {g.run}", g.run
+                if slots > by:
                     t("#pragma unroll")
-                    t(f"for (int {var} = 0; {var} < {g.slots}; {'++' + var if by == 1 else f'{var} += {by}'}) {{")
+                    t(f"for (int {var} = {begin_at}; {var} < {end}; {'++' + var if by == 1 else f'{var} += {by}'}) {{")
+                elif first and g.side == COLUMN:
+                    t("{")
+                    t(f"    const int {var} = {first};")
                 else:
                     t("{")
                     t(f"    constexpr int {var} = 0;")

@@ -106,6 +106,7 @@ class Schedule:
     contracts: dict[int, ContractPlan] = field(default_factory=dict)
     sums: dict[int, RoundedSum] = field(default_factory=dict)  # by id of a Reduce's result
     deferred: frozenset[int] = frozenset()  # phis of carries kept as partial sums of each lane until their loop ends
+    pieces: frozenset[int] = frozenset()  # what is loaded piece by piece where it is used
     scratch: int = 0
     scratch_bytes: int = 0
     join: int = 0  # where warps that share a loop exchange their states
