@@ -13,6 +13,8 @@ from .machines import Gpu
 HALF = ("bfloat16", "float16")
 SMALL_FLOATS = (*HALF, "float8_e4m3fn", "float8_e5m2")
 ONE = np.ones(1)
+LINE = 128  # bytes
+PARTIAL = 0.4  # of the time of a whole line, for each time that the number of lines doubles because blocks share them
 
 # (operations, special results) of one result; functions not listed: (1, 0)
 FUNCTIONS: dict[str, tuple[float, float]] = {
@@ -64,8 +66,8 @@ class Block:
     results                     elements of all matrix products' results
     apart                       does no matrix product work on what another one has made?
     registers                   bytes of the tiles that lie in registers at the worst moment
-    pieces                      registers of a thread for what is loaded piece by piece, 16 bytes of it, where it is used
-    dram                        bytes that the whole kernel moves between memory and the chip
+    pieces                      (elements in 16 bytes, elements of the tile) of each tile that is loaded piece by piece where it is used
+    dram                        bytes that the whole kernel moves between memory and the chip, in whole lines
     """
 
     def __init__(self, program: TileProgram, sizes: Sizes, steps: list[W.Step], blocks: Array, machine: Gpu):
@@ -188,6 +190,18 @@ class Block:
             self._whole[key] = np.maximum(1.0, 32.0 / run) + 0.1 * np.clip(np.log2(128.0 / run), 0.0, 2.0)
         return self._whole[key]
 
+    def _lines(self, s: Load) -> Array:
+        """Time that memory takes for a byte of a tile, relative to tiles whose rows are whole lines of 128 bytes: lines are also asked
+        for by the blocks beside this one, at other times."""
+        last = s.index[-1].axes[-1] if s.index and s.index[-1].axes else None
+        if last not in self.sizes.tile or self.p.axes[last].role != "grid":
+            return ONE
+        tile = self.sizes.tile[last]  # type: ignore[index]
+        run = np.maximum(tile * DTYPES[self.dtype[s.buffer]], 1.0).astype(np.int64)
+        period = np.lcm(run, LINE)  # after so many bytes the starts of a run and a line meet again
+        touched = 1.0 + (period / run - 1.0) / (period / LINE)  # lines that a run has a part of, for one that it fills
+        return np.where(self.sizes.extent[last] > tile, 1.0 + PARTIAL * np.log2(touched), 1.0)  # type: ignore[index]
+
     def _product(self, s: Contract, runs: Array) -> None:
         tally, elements = self.tally, self.sizes.elements
         if id(s) in self.units:
@@ -221,7 +235,7 @@ class Block:
     # ---- room and traffic
     def _registers(self) -> Array:
         absent = {s.out.id for s in self.statements if isinstance(s, Mask | Iota)}
-        self.pieces = 0.0
+        self.pieces: list[tuple[float, Array]] = []
         for s in self.statements:
             uses = self.feeds.get(s.out.id, []) if isinstance(s, Load) else []
             # tiles of products lie in shared memory; what one elementwise operation reads is loaded right there, piece by piece
@@ -235,7 +249,7 @@ class Block:
             ):
                 absent.add(s.out.id)
                 if isinstance(uses[0], Map) and s.out.axes and not self.units:
-                    self.pieces += 16 / DTYPES[self.dtype[s.buffer]] * (2 if self.p.compute_dtype == "float64" else 1)
+                    self.pieces.append((16 / DTYPES[self.dtype[s.buffer]], self.sizes.elements(s.out.axes)))
         width = 8.0 if self.p.compute_dtype == "float64" else 4.0
         worst = np.zeros(1)
         for point in W.peaks(self.p, lambda v: bool(v.axes) and v.id not in absent, transient=True):
@@ -250,8 +264,12 @@ class Block:
         m, sizes = self.m, self.sizes
         width = {x: DTYPES[d] for x, d in self.dtype.items()}
         total = self.tally["gathered"] * blocks
+        slow: dict[str, Array] = {}
+        for s in self.statements:
+            if isinstance(s, Load):
+                slow[s.buffer] = np.maximum(slow.get(s.buffer, 1.0), self._lines(s))
         for x, n in W.unique_elements(self.p, sizes).items():
-            total = total + n * width[x]
+            total = total + n * width[x] * slow[x]
         far = np.where(total > m.l2_bytes, 0.04, 0.0)
         mine: dict[str, Array] = {}
         for s in self.statements:

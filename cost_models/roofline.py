@@ -110,9 +110,10 @@ class Roofline:
         tile, m = sizes.tile[loops[0].loop.axis], self.machine
         return b.apart & (b.results <= RESULTS * m.warp) & (tile >= warps * m.fragment[2]) & (np.mod(tile, warps) == 0)
 
-    def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array) -> Array:
+    def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array, share: Array) -> Array:
         """Seconds for a byte from memory: whole waves of resident blocks, then the last one, whose fewer blocks may have too few bytes
-        in flight (`flight` each) to cover the latency (Little's law) and the time in which a piece, that is waited for as one, comes in."""
+        in flight (`flight` each) to cover the latency (Little's law) and the time in which a piece, that is waited for as one, comes in.
+        share: of what blocks load, what is not in the cache; the rest takes their time, too."""
         m = self.machine
         room = m.sms * np.maximum(resident, 1.0)
         whole = np.floor(blocks / room) * room
@@ -121,7 +122,7 @@ class Roofline:
         def rate(n: Array) -> Array:
             active = np.clip(n, 1.0, m.sms)
             pull = np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / (m.latency + piece / m.pull))
-            return ((active * pull) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
+            return ((active * pull * share) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
 
         return (whole / rate(np.minimum(blocks, room)) + last / rate(last)) / blocks
 
@@ -137,6 +138,7 @@ class Roofline:
         heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
         tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
         ops = m.ops64 if program.compute_dtype == "float64" else m.ops
+        share_of_memory = np.clip(b.dram / np.maximum(b.l2 * blocks, 1.0), 1e-3, 1.0)
         fixed = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special, b.l2 / m.l2)]
         rows: list[tuple[int, int, int, Array, dict[str, Array]]] = []
         for warps in WARPS:
@@ -148,7 +150,8 @@ class Roofline:
             together = b.per_row_warp + b.per_col_warp + 8.0 * warps * b.results  # in the end they join their sums
             shared = (b.shared + np.where(shares, together, apart)) * (m.sms / m.shared)
             held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
-            registers = np.ceil((held / 4.0 / threads + b.pieces + (48 if heavy else 28)) / 8.0) * 8.0
+            pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
+            registers = np.ceil((held / 4.0 / threads + pieces + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
             if heavy and warps > WARPS[0]:  # more warps only where each has a tile of its own
                 fits = fits & (shares | (tiles >= warps))
@@ -169,8 +172,8 @@ class Roofline:
                 compute = per_sm * np.maximum(most, most + share * (total - most))
                 latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
                 flight = b.staged * max(stages - 1, 1) if streams else b.l2 / np.maximum(iterations, 1.0)
-                piece = np.where(shares | turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
-                memory = b.dram * self._per_byte(blocks, resident, flight, piece) + m.block
+                piece = np.where(turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
+                memory = b.dram * self._per_byte(blocks, resident, flight, piece, share_of_memory) + m.block
                 if streams:
                     memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(blocks / m.sms, 1.0)
                     seconds = np.maximum(compute + latency, memory)
