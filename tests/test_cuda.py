@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 from eqsat_neptune.codegen.cuda import emit as emit_module
 from eqsat_neptune.codegen.cuda import simple as simple_module
-from eqsat_neptune.codegen.cuda.arch import cuda_arch
+from eqsat_neptune.codegen.cuda.arch import cuda_arch, hopper_emulator_arch
 from eqsat_neptune.codegen.cuda.emit import emit, feasible, is_packed, precision_of, resources
 from eqsat_neptune.codegen.cuda.emulate import host_compiler, numpy_dtype, run
 from eqsat_neptune.codegen.cuda.layout import Unsupported
 from eqsat_neptune.codegen.cuda.planner import plan
 from eqsat_neptune.codegen.cuda.simple import Simple
 from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.codegen.tile import Loop
 from eqsat_neptune.cost_models import model_for
 from eqsat_neptune.cost_models.base import Sizes
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
@@ -494,6 +495,29 @@ def test_few_rows_of_a_product_share_the_loop_between_warps() -> None:
     }
     assert [shared_by(job) for job in jobs.values()] == [4, 4, 8, 2, 4]
     check_all(jobs)
+
+
+def test_blocks_of_a_cluster_share_the_loop() -> None:
+    """Products and folds: every block has a part of the tiles, all have the sum, one stores it.  A loop too short for that stays whole."""
+    arch = hopper_emulator_arch()
+    jobs = {
+        "two": product(16, 70, 600, (16, 64, 128), choices={"warps": 4, "stages": 2, "cluster": 2}),
+        "four": product(5, 40, 1000, (5, 40, 64), choices={"warps": 4, "stages": 3, "cluster": 4}),
+        "normed": product(20, 130, 520, (20, 64, 128), normed=True, choices={"warps": 4, "stages": 3, "cluster": 2}),
+        "decode": attention(n=1, m=500, keys=64, choices={"warps": 4, "stages": 2, "cluster": 2}),
+        "short": product(16, 70, 100, (16, 64, 64), choices={"warps": 4, "stages": 2, "cluster": 2}),
+    }
+    for name, job in jobs.items():
+        source = emit(job.programs, job.buffers, arch)
+        blocks = job.kernels[0].choices["cluster"] if name != "short" else 1
+        assert source.launches[0].cluster == blocks and source.text.count("load_shared_of<float>(b") == (blocks > 1) * len(carries(job)), name
+        for out in run(job.programs, job.buffers, job.inputs, seeds=(0, 1, 3), arch=arch):
+            job.check(out)
+    assert emit(jobs["two"].programs, jobs["two"].buffers, cuda_arch("sm_80")).launches[0].cluster == 1
+
+
+def carries(job: Job) -> tuple:
+    return next(s for s in job.programs[0].body if isinstance(s, Loop)).carries
 
 
 def test_large_results_lie_in_many_warps() -> None:

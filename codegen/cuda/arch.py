@@ -25,6 +25,7 @@ class Arch:
     holds: where registers are spent on a left operand that a loop reads again and again: "always" (if it takes few), "few rows"
     (where so few that warps share a loop's tiles) or "never".
     most_registers: of a thread, as estimated, for a kernel without matrix products: beyond, an element a thread is better.
+    joined: headers of kernels whose blocks form clusters (none: there are no clusters).
     warpgroups: headers of kernels whose warpgroups multiply tiles in shared memory together (none: it cannot).
     multiprocessors: how many blocks a kernel launches that takes one tile after the other.
     clusters: (blocks of a cluster, how many such run at the same time): each within one group of 16 or 18 multiprocessors."""
@@ -45,6 +46,7 @@ class Arch:
     overlap: bool = False
     holds: str = "few rows"
     most_registers: int = 480
+    joined: tuple[str, ...] = ()
     warpgroups: tuple[str, ...] = ()
     multiprocessors: int = 132
     clusters: tuple[tuple[int, int], ...] = ((2, 66), (4, 32))
@@ -68,15 +70,20 @@ class Arch:
         return "\n".join(map(_header, self.headers))
 
     def warpgroup_prelude(self, wrappers: Iterable[str]) -> str:
-        """What kernels of warpgroups need besides; wrappers: of the matrix instructions that they use."""
+        """What kernels of warpgroups need besides that and the clusters' headers; wrappers: of the matrix instructions they use."""
         first, *rest = self.warpgroups
         emulated = first.endswith(".h")  # it has them all
         return "\n".join([_header(first), *([] if emulated else wrappers), *map(_header, rest)])
 
     @property
+    def cluster_prelude(self) -> str:
+        """What kernels need whose blocks form clusters."""
+        return "\n".join(map(_header, self.joined))
+
+    @property
     def vocabulary(self) -> str:
         """Text that has every name of the device headers."""
-        return self.prelude + "\n".join(map(_header, self.warpgroups))
+        return self.prelude + "\n".join(map(_header, (*self.joined, *self.warpgroups)))
 
 
 def _header(name: str) -> str:
@@ -104,10 +111,9 @@ def cuda_arch(name: str) -> Arch:
         raise TargetError(f"no CUDA code for {name}", "tensor cores as used here begin with sm_80")
     known = max((n for n in _SHARED if n <= int(digits)), default=80)
     block, sm = _SHARED[known]
-    warpgroups = ("sm90.cuh", "panels.cuh") if name == "sm_90a" else ()
-    return Arch(
-        name, 32, (16, 8, 16), 2, 2, 2, block * 1024, sm * 1024, 65536, _NVIDIA, overlap=known >= 90, warpgroups=warpgroups
-    )
+    joined, warpgroups = (("clusters.cuh",), ("sm90.cuh", "panels.cuh")) if name == "sm_90a" else ((), ())
+    shape = (name, 32, (16, 8, 16), 2, 2, 2, block * 1024, sm * 1024, 65536, _NVIDIA)
+    return Arch(*shape, overlap=known >= 90, joined=joined, warpgroups=warpgroups)
 
 
 def emulator_arch(shared: int = 227) -> Arch:
@@ -120,4 +126,4 @@ def hopper_emulator_arch() -> Arch:
     headers = ("emulator.h", *_NVIDIA[1:])
     warpgroups = ("emulator_sm90.h", "panels.cuh")
     few = replace(cuda_arch("sm_90a"), multiprocessors=2, clusters=((2, 1), (4, 1)))  # a block takes several tiles
-    return replace(few, name="sm_90a emulated", headers=headers, warpgroups=warpgroups)
+    return replace(few, name="sm_90a emulated", headers=headers, joined=("emulator_clusters.h",), warpgroups=warpgroups)

@@ -142,6 +142,8 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
             counters |= {str(x.value): 8 for x in printer.parameters if x.type == "u32*"}
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
+    if shapes or any(f.cluster > 1 for f in functions):
+        text.append(arch.cluster_prelude)
     if shapes:
         text += [arch.warpgroup_prelude(wrapper(*x) for x in sorted(shapes))]
     if used:

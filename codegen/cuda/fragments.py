@@ -6,6 +6,8 @@ unrolled loops over the slots of a layout; everything else (contractions, reduct
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..tile import Const, Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store
 from .kernel import Function
 from .layout import Layout
@@ -35,7 +37,8 @@ class Fragments(Loops):
         self.statements(p.body)
         self.flush()
         body.out[top:top] = self.declared
-        return self.function_text(body, s.threads, s.min_blocks, s.shared)
+        f = self.function_text(body, s.threads, s.min_blocks, s.shared)
+        return replace(f, blocks=f.blocks * s.cluster, cluster=s.cluster)
 
     def statements(self, body: tuple[Stmt, ...]) -> None:
         for s in body:
@@ -77,7 +80,7 @@ class Fragments(Loops):
         part = frame.restricted(self.live(v.axes))
         memory, ctype = self.pointer[s.buffer], C_TYPES[b.dtype]
         self.comment(s)
-        guards = list(filter(None, [self.one_lane(frame), self.replica_guard(frame)]))
+        guards = list(filter(None, ["rank == 0" if self.s.cluster > 1 else "", self.one_lane(frame), self.replica_guard(frame)]))
         axes = {a for ix in s.index for a in ix.axes} | set(v.axes)
         cast = f"({self.compute})" if v.predicate else ""
         if frame == Layout(None, None):

@@ -72,6 +72,7 @@ class KernelText:
         self.start: dict[str, str] = {}  # axis → text of the first position of its tile ("0", or a variable)
         self.open: list[str] = []  # axes of the loops around this place
         self.consts: dict[int, float] = {}
+        self.together = 1  # blocks of a cluster, which have the same tile
         self.inline: dict[int, Stmt] = {}
         self.defs: dict[int, Stmt] = {}
         self.readers: dict[int, list[int]] = {}  # value → what reads it: id() of statements, −phi of carries
@@ -163,7 +164,7 @@ class KernelText:
         grid = [(a, reverse) for a, reverse in every if self.p.axes[a].trips > 1]
         if grid:
             t("// the block's tile of each grid axis; the last one varies fastest")
-            t("int block = block_index();")
+            t(f"int block = block_index(){f' / {self.together}' if self.together > 1 else ''};")
         for n, (a, reverse) in enumerate(reversed(grid)):
             x, name = self.p.axes[a], self.axis_name[a]
             trips = x.trips

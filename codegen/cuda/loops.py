@@ -26,7 +26,7 @@ class Loops(Contractions):
         split = s is self.s.split
         new = self.names.new
         t = self.t
-        t(f"// ---- over {name}, {tile} at a time" + (f", shared by {self.s.warps_split} warps" if split else ""))
+        t(f"// ---- over {name}, {tile} at a time" + (f", shared by {self.sharers()}" if split else ""))
         first, end = new(f"{name}_first"), new(f"{name}_end")
         state.edges, state.full = self.loop_range(s, tile, first, end)
         state.limits = self.loop_limits(a, tile)
@@ -47,8 +47,10 @@ class Loops(Contractions):
         ]
         stages = self.s.tiles[ring[0]].stages if ring else 1
         tile_var = new(f"{name}_tile")
-        step = str(self.s.warps_split) if split else "1"
+        step = str(self.s.warps_split * self.s.cluster) if split else "1"
         begin = f"{first} + warp" if split else first
+        if split and self.s.cluster > 1:
+            begin = f"{first} + rank * {self.s.warps_split} + warp"
         self.start[a] = self.axis_name[a] if tile == 1 else self.first_of(name)
         position = f"const {self.width[a]} {self.start[a]} = {self.widened(a, tile_var)} * {tile};"
         if ring:
@@ -219,9 +221,10 @@ class Loops(Contractions):
 
     def merge(self, s: Loop) -> None:
         """The warps' states of a shared loop become one: pivots first, then every state moves to the joined pivots and is added."""
-        t, warps = self.t, self.s.warps_split
+        t, warps, blocks = self.t, self.s.warps_split, self.s.cluster
         width = self.width_bytes
-        t(f"// ---- the {warps} warps join their states")
+        sync = "cluster_sync();" if blocks > 1 else "block_sync();"
+        t(f"// ---- the {self.sharers()} join their states")
         t("copy_wait<0>();")
         for c in s.carries:
             if c.phi.id in self.s.deferred:
@@ -261,18 +264,22 @@ class Loops(Contractions):
                 column = f.flat(layout.column) if layout.column else "0"
                 inside = f"{row} < {rows}" if layout.row and layout.row.padded > rows else ""
                 t(f"{self.compute} x = {constant(REDUCTIONS[op], self.compute)};")
+                if blocks > 1:
+                    t("#pragma unroll")
+                    t(f"for (int b = 0; b < {blocks}; ++b)")
                 t("#pragma unroll")
                 t(f"for (int w = 0; w < {warps}; ++w)")
                 where = f"{at} + ((w * {rows} + {row}) * {pitch} + {column}) * {width}"
                 guard = f"if ({inside}) " if inside else ""
-                t(f"    {guard}x = {OPS[op]}::of(x, load_shared<{self.compute}>({where}));")
+                load = f"load_shared_of<{self.compute}>(b, {where})" if blocks > 1 else f"load_shared<{self.compute}>({where})"
+                t(f"    {guard}x = {OPS[op]}::of(x, {load});")
                 t(f"{name}{self.at(layout)} = x;")
 
         pivots = [c for c in s.carries if steps[c.phi.id] and steps[c.phi.id][0] != "+"]  # type: ignore[index]
         sums = [c for c in s.carries if c not in pivots]
         places = {c.phi.id: publish(c, self.env[c.phi.id, self.s.home[c.phi.id]]) for c in pivots}
         if pivots:
-            t("block_sync();")
+            t(sync)
         env = dict(self.env)
         for c in pivots:
             home = self.s.home[c.phi.id]
@@ -294,7 +301,7 @@ class Loops(Contractions):
         for c in sums:
             places[c.phi.id] = publish(c, values[c.phi.id])
         if sums:
-            t("block_sync();")
+            t(sync)
         self.env = env
         for c in s.carries:
             out = self.s.home[c.out.id]
@@ -304,8 +311,15 @@ class Loops(Contractions):
             name = self.variable(c.out)
             collect(c, places[c.phi.id], "+", out, name)
             self.env[c.out.id, out] = name
+        if blocks > 1:
+            t("cluster_sync();  // others have read what is here, and are through with it before this block ends")
         for c in s.carries:
             self.convert(c.out)
+
+    def sharers(self) -> str:
+        """Who has a share of a shared loop, in words."""
+        warps = f"{self.s.warps_split} warps"
+        return f"{warps} of each of {self.s.cluster} blocks" if self.s.cluster > 1 else warps
 
     def free_layout(self, v: Value) -> Layout:
         have = self.s.instances.get(v.id, [])

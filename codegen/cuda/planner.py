@@ -78,6 +78,7 @@ class Planner(Placement):
         self.make_groups()
         self.place()
         self.demand()
+        self.out.cluster = self.cluster()
         self.out.pieces = self.pieces()
         self.allocate()
         return self.out
@@ -247,6 +248,15 @@ class Planner(Placement):
             home = self.out.home[c.phi.id]
             total += self.ws * (home.row.size if home.row else 1) * (home.column.padded + 4 if home.column else 1) * width
         return total
+
+    def cluster(self) -> int:
+        """Blocks that share the tiles of a shared loop: each has the same results, one stores them."""
+        want = self.p.choices.get("cluster", 1)
+        if not isinstance(want, int) or want < 2 or self.out.split is None or not self.arch.joined:
+            return 1
+        if not self.arch.clusters_of(want) or self.p.axes[self.out.split.axis].trips < 2 * want:
+            return 1
+        return want
 
     def pieces(self) -> frozenset[int]:
         """What is loaded piece by piece where the one statement that reads it is printed.  Whole, it would take a register for each

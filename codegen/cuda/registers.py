@@ -30,6 +30,7 @@ class Registers(KernelText):
     def __init__(self, schedule: Schedule, names: Names, macros: Mapping[str, str]):
         super().__init__(schedule.program, schedule.tile, schedule.arch, schedule.precision, names, macros)
         self.s = schedule
+        self.together = schedule.cluster
         self.env: dict[tuple[int, Layout], str] = {}  # (value, layout) → variable
         self.pending: list[tuple[Layout, Map | Gather]] = []  # elementwise statements not printed yet
         self.postponed: dict[int, tuple[Layout, Load]] = {}  # by value: what is loaded where the one statement that reads it is printed
@@ -52,6 +53,8 @@ class Registers(KernelText):
         """Declare the warp's place among rows and columns."""
         s = self.s
         self.t("const int thread = thread_index(), lane = lane_index(), warp = warp_index();")
+        if s.cluster > 1:
+            self.t("const int rank = cluster_rank();")
         self.warp_row = self.warp_column = "0"
         if s.warps_row > 1:
             self.warp_row = "warp"

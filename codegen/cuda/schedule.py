@@ -95,7 +95,7 @@ class Schedule:
     warps_row: int
     warps_column: int
     warps_split: int  # warps that share a loop's tiles, each with a fold of its own
-    split: Loop | None
+    split: Loop | None  # the loop that warps share, and the blocks of a cluster
     tile: dict[str, int]
     forced: frozenset[str]  # axes laid out although a block sees one position of them
     home: dict[int, Layout] = field(default_factory=dict)
@@ -113,6 +113,7 @@ class Schedule:
     shared: int = 0
     registers: int = 0
     min_blocks: int = 1
+    cluster: int = 1  # blocks whose warps share the loop's tiles, too
 
     @property
     def warps(self) -> int:

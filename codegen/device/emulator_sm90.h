@@ -552,15 +552,7 @@ static void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, int c1, int c2
     emulator::copy(to, m, bar, at, 5, line);
 }
 
-// ---- clusters
-DEV int cluster_rank() { return emulator::rank_of(*emulator::self); }
-static void cluster_sync(emulator::Line line = emulator::Line::here()) {
-    using namespace emulator;
-    if (++cluster_arrived < thread_count * cluster) return wait_while(cluster_generation, cluster_generation, "the cluster's barrier", line);
-    cluster_arrived = 0;
-    cluster_generation++;
-    for (int r = 0; r < cluster; ++r) block_generation[r]++;
-}
+// ---- barriers and copies of a cluster's blocks
 static void barrier_arrive_at_if(bool c, u32 at, int rank, emulator::Line line = emulator::Line::here()) {
     if (!c) return;
     if (rank < 0 || rank >= emulator::cluster) emulator::fail("line %d: block %d of a cluster of %d", line.number, rank, emulator::cluster);

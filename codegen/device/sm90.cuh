@@ -81,14 +81,7 @@ DEV void copy_box(u32 to, const TensorMap& m, u32 bar, int c0, int c1, int c2, i
                  ::"r"(shared_address(to)), "l"(&m), "r"(shared_address(bar)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4) : "memory");
 }
 
-// ---- clusters: blocks that run at the same time and reach each other's shared memory, where each place means the same
-DEV int cluster_rank() {
-    u32 r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return (int)r;
-}
-// Of all threads of the cluster: once before the first of what follows, and once after the last, while all blocks are still there.
-DEV void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
+// ---- barriers and copies of a cluster's blocks
 // If c, arrive at the barrier of block `rank`, predicated as above.  It gives a place back and publishes nothing: spelled .release.cluster it would be a fence of
 // the whole memory.
 DEV void barrier_arrive_at_if(bool c, u32 at, int rank) {
