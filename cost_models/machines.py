@@ -24,6 +24,9 @@ class Gpu:
     block        start and end of a block
     fragment     rows, columns and inner elements of one matrix instruction: products are made of whole ones
     stages       tiles that a loop may keep in shared memory (1 where copies to it are not asynchronous)
+    clusters     numbers of blocks that may share a loop's tiles and reach each other's shared memory
+    remote       bytes a second that a multiprocessor reads from another one's shared memory
+    meet         seconds in which the blocks of a cluster start and end together
     wgmma        flops of 16-bit products by warpgroups, from shared memory (0: it has no such instructions)
     beside       share of the non-dominant resources that does not hide where warpgroups work beside each other
     overlap      share of the non-dominant resources that does not hide behind the dominant one, by resident warps (few, many)
@@ -54,6 +57,9 @@ class Gpu:
     fragment: tuple[int, int, int] = (16, 8, 16)
     stages: int = 4
     overlap: tuple[float, float] = (0.60, 0.15)
+    clusters: tuple[int, ...] = ()
+    remote: float = 50e9
+    meet: float = 1.0e-6
     wgmma: float = 0.0
     beside: float = 0.12
 
@@ -89,7 +95,7 @@ class Cpu:
 
 H200 = Gpu(
     "H200", 132, memory=141e9, tensor=560e12, ops=27e12, ops64=13e12, special=3.4e12, shared=27e12, l2=7.0e12, dram=4.7e12,
-    l2_bytes=50_000_000, shared_block=227 * 1024, shared_sm=228 * 1024, wgmma=900e12,
+    l2_bytes=50_000_000, shared_block=227 * 1024, shared_sm=228 * 1024, wgmma=900e12, clusters=(2, 4),
 )  # fmt: skip
 B200 = Gpu(
     "B200", 148, memory=180e9, tensor=560e12, ops=36e12, ops64=18e12, special=4.5e12, shared=35e12, l2=10e12, dram=7.0e12,
@@ -131,7 +137,7 @@ DEVICES: dict[str, Gpu] = {
     "cuda:sm_80": A100,
     "cuda:sm_86": RTX3090,
     "cuda:sm_89": RTX4090,
-    "cuda:sm_90": replace(H200, wgmma=0.0),  # without the features of just that architecture
+    "cuda:sm_90": replace(H200, wgmma=0.0, clusters=()),  # without the features of just that architecture
     "cuda:sm_90a": H200,
     "cuda:sm_100a": B200,
     "cuda:sm_120": RTX5090,

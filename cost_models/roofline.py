@@ -3,6 +3,7 @@ memory; the schedule choices (warps, stages) are taken with the tiles."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -110,6 +111,10 @@ class Roofline:
         tile, m = sizes.tile[loops[0].loop.axis], self.machine
         return b.apart & (b.results <= RESULTS * m.warp) & (tile >= warps * m.fragment[2]) & (np.mod(tile, warps) == 0)
 
+    def _clusters(self, b: Block, loops: list[W.Iterations], sizes: Sizes) -> tuple[int, ...]:
+        """Numbers of blocks, more than one, that may share a loop's tiles somewhere."""
+        return self.machine.clusters if any(np.any(self._shares(b, loops, sizes, w)) for w in WARPS) else ()
+
     def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array, share: Array) -> Array:
         """Seconds for a byte from memory: whole waves of resident blocks, then the last one, whose fewer blocks may have too few bytes
         in flight (`flight` each) to cover the latency (Little's law) and the time in which a piece, that is waited for as one, comes in.
@@ -132,27 +137,35 @@ class Roofline:
         steps, loops = W.steps(program, sizes)
         blocks = W.blocks(program, sizes)
         b = Block(program, sizes, steps, blocks, m)
-        iterations = sum((it.runs for it in loops), np.zeros(1))
+        trips = sum((it.runs for it in loops), np.zeros(1))
         alive = min((it.alive for it in loops), key=lambda x: float(x.mean()), default=np.ones(1))
-        per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
+        tiled = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
         heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
         tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
         ops = m.ops64 if program.compute_dtype == "float64" else m.ops
         share_of_memory = np.clip(b.dram / np.maximum(b.l2 * blocks, 1.0), 1e-3, 1.0)
-        fixed = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special, b.l2 / m.l2)]
-        rows: list[tuple[int, int, int, Array, dict[str, Array]]] = []
-        for warps in WARPS:
+        whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special, b.l2 / m.l2)]
+        rows: list[tuple[int, int, int, int, Array, dict[str, Array]]] = []
+        for warps, cluster in itertools.product(WARPS, (1, *self._clusters(b, loops, sizes))):
             threads = warps * m.warp
             turns = ~b.apart & (b.few <= m.fragment[0])  # there warps share, too
             shares = self._shares(b, loops, sizes, warps)
+            # the blocks of a cluster have a part of the iterations each
+            count, iterations = blocks * cluster, trips / cluster
+            per_sm = tiled if cluster == 1 else np.ceil(count / m.sms)
+            fixed = whole if cluster == 1 else [x / cluster for x in whole]
             row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
             apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
-            together = b.per_row_warp + b.per_col_warp + 8.0 * warps * b.results  # in the end they join their sums
-            shared = (b.shared + np.where(shares, together, apart)) * (m.sms / m.shared)
+            joined = 4.0 * warps * b.results  # bytes: in the end they join their sums
+            together = b.per_row_warp + b.per_col_warp
+            shared = ((b.shared + np.where(shares, together, apart)) / cluster + np.where(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
+            meet = m.meet + (cluster - 1) * joined / m.remote if cluster > 1 else np.zeros(1)
             held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
             pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
             registers = np.ceil((held / 4.0 / threads + pieces + (48 if heavy else 28)) / 8.0) * 8.0
             fits = registers <= m.registers_thread
+            if cluster > 1:
+                fits = fits & shares & (iterations >= 2)
             if heavy and warps > WARPS[0]:  # more warps only where each has a tile of its own
                 fits = fits & (shares | (tiles >= warps))
             time = [*fixed, shared]
@@ -166,19 +179,19 @@ class Roofline:
                 resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
                 resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
                 ok = fits & (used <= m.shared_block) & (resident >= 1)
-                together = np.clip(np.minimum(resident, np.ceil(blocks / m.sms)), 1, None)
+                together = np.clip(np.minimum(resident, np.ceil(count / m.sms)), 1, None)
                 few, many = m.overlap
                 share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
                 compute = per_sm * np.maximum(most, most + share * (total - most))
-                latency = np.ceil(blocks / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
+                latency = np.ceil(count / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
                 flight = b.staged * max(stages - 1, 1) if streams else b.l2 / np.maximum(iterations, 1.0)
                 piece = np.where(turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
-                memory = b.dram * self._per_byte(blocks, resident, flight, piece, share_of_memory) + m.block
+                memory = b.dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
                 if streams:
-                    memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(blocks / m.sms, 1.0)
-                    seconds = np.maximum(compute + latency, memory)
+                    memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(count / m.sms, 1.0)
+                    seconds = np.maximum(compute + latency, memory) + meet
                 else:  # a block loads, then computes: only other blocks' loads run beside its work
-                    memory = memory + START * m.block * np.maximum(blocks / m.sms, 1.0)
+                    memory = memory + START * m.block * np.maximum(count / m.sms, 1.0)
                     loads, work = np.maximum(memory, per_sm * fixed[3]), per_sm * (busy + share * (spent - busy)) + latency
                     seconds = np.maximum(loads, work) + np.minimum(loads, work) / np.where(iterations > 0, together, together**3)
                 seconds = np.where(ok, m.launch + seconds, np.inf)
@@ -190,23 +203,25 @@ class Roofline:
                         "latency": latency,
                         "launch": np.full(1, m.launch),
                     }
-                    parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": blocks}
-                rows.append((warps, stages, 0, np.broadcast_to(seconds, (sizes.points,)), parts))
+                    parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": count}
+                rows.append((warps, stages, 0, cluster, np.broadcast_to(seconds, (sizes.points,)), parts))
         if not self.plain:
             for groups, stages, seconds, parts in warpgroups.price(program, sizes, b, blocks, alive, m):
-                some = rows[0][4].keys() if detail else ()
+                some = rows[0][5].keys() if detail else ()
                 parts = {k: np.broadcast_to(parts.get(k, 0.0), (sizes.points,)) for k in some}
-                rows.append((4 * groups, stages, groups, seconds, parts))
-        table = np.stack([r[3] for r in rows])
+                rows.append((4 * groups, stages, groups, 1, seconds, parts))
+        table = np.stack([r[4] for r in rows])
         best = (table * (1 + 1e-3 * np.arange(len(rows)))[:, None]).argmin(0)  # near-ties go to fewer warps and stages
         picked = np.arange(sizes.points)
-        ways = {"warps": [r[0] for r in rows], "stages": [r[1] for r in rows], "warpgroups": [r[2] for r in rows]}
+        ways = {"warps": [r[0] for r in rows], "stages": [r[1] for r in rows], "warpgroups": [r[2] for r in rows], "cluster": [r[3] for r in rows]}
         choices = {n: np.array(x, float)[best] for n, x in ways.items()}
         if not choices["warpgroups"].any():
             del choices["warpgroups"]
+        if (choices["cluster"] == 1).all():
+            del choices["cluster"]
         parts, more = {}, {}
         if detail:
-            every = {k: np.stack([np.broadcast_to(r[4][k], (sizes.points,)) for r in rows])[best, picked] for k in rows[0][4]}
+            every = {k: np.stack([np.broadcast_to(r[5][k], (sizes.points,)) for r in rows])[best, picked] for k in rows[0][5]}
             more = {k: every.pop(k) for k in ("registers", "shared bytes", "resident", "blocks")}
             parts = every
         return Scores(table[best, picked], choices, parts, more)

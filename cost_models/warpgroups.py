@@ -194,7 +194,7 @@ def price(
             good = ok & (used <= m.shared_block) & (stages <= np.maximum(trips, 2))
             pull = np.minimum(m.pull * 1.2, np.maximum(staged * (stages - 0.5), 2048.0) / m.latency)
             rate = ((np.minimum(blocks, m.sms) * pull) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
-            memory = b.dram / rate + m.block
+            memory = b.dram / rate + m.block + per_sm * trips * STEP / 16
             slow = 1.0 + (0.02 if f.chained else 0.03) * (4 - min(stages, 4))
             seconds = np.where(good, m.launch + np.maximum(per_sm * each * slow + 1.5e-6, memory), np.inf)
             names = ("tensor", "special", "ops", "l2")

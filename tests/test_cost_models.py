@@ -245,6 +245,15 @@ def test_what_the_cache_has_takes_its_time_too() -> None:
     assert 1.5 < half / alone <= 2
 
 
+def test_blocks_share_a_loop_where_else_few_would_work() -> None:
+    """64 tiles of 64 columns: two blocks to a tile keep all multiprocessors busy; 132 tiles need no help, and two iterations are too few."""
+    at = dict(m=16, n=64, k=256)
+    few, many, short = (H.cost(p, sizes(p, **at)) for p in (product(16, 4096, 4096), product(16, 132 * 64, 4096), product(16, 4096, 512)))
+    assert few.choices["cluster"][0] == 2 and "cluster" not in many.choices and "cluster" not in short.choices
+    alone = Roofline(replace(H200, clusters=())).cost(product(16, 4096, 4096), sizes(product(16, 4096, 4096), **at))
+    assert "cluster" not in alone.choices and few.seconds[0] < 0.9 * alone.seconds[0]
+
+
 def test_warps_with_results_of_their_own_read_operands_once() -> None:
     """16 × 64 results are shared by loop, 64 × 128 by columns: rows are read again by every warp."""
     model = Roofline(H200, plain=True)

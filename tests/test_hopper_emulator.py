@@ -481,16 +481,20 @@ def test_blocks_that_copy_for_each_other(library: C.CDLL) -> None:
     assert all(close(x, want) for x in got)
 
 
-def test_every_primitive_is_emulated() -> None:
+@pytest.mark.parametrize("header, emulator, some", [
+    ("sm90.cuh", "emulator_sm90.h", {"barrier_wait", "TensorMap", "MAP", "products_wait"}),
+    ("clusters.cuh", "emulator_clusters.h", {"cluster_rank", "cluster_sync", "load_shared_of"}),
+])  # fmt: skip
+def test_every_primitive_is_emulated(header: str, emulator: str, some: set[str]) -> None:
     names = set(
         re.findall(
             r"^(?:template <[^>]*> )*(?:DEV [\w:]+|struct(?: alignas\(\d+\))?|#define) (\w+)",
-            (DEVICE / "sm90.cuh").read_text(),
+            (DEVICE / header).read_text(),
             re.M,
         )
     )
-    assert {"barrier_wait", "TensorMap", "MAP", "products_wait"} <= names
-    emulated = Path(DEVICE / "emulator_sm90.h").read_text()
+    assert some <= names
+    emulated = Path(DEVICE / emulator).read_text()
     assert not [n for n in sorted(names) if not re.search(rf"\b{n}\b", emulated)]
 
 

@@ -70,14 +70,14 @@ class Arch:
         return "\n".join(map(_header, self.headers))
 
     def warpgroup_prelude(self, wrappers: Iterable[str]) -> str:
-        """What kernels of warpgroups need besides that and the clusters' headers; wrappers: of the matrix instructions they use."""
+        """What kernels of warpgroups need besides; wrappers: of the matrix instructions that they use."""
         first, *rest = self.warpgroups
         emulated = first.endswith(".h")  # it has them all
-        return "\n".join([_header(first), *([] if emulated else wrappers), *map(_header, rest)])
+        return "\n".join([self.cluster_prelude, _header(first), *([] if emulated else wrappers), *map(_header, rest)])
 
     @property
     def cluster_prelude(self) -> str:
-        """What kernels need whose blocks form clusters."""
+        """What kernels need besides whose blocks form clusters."""
         return "\n".join(map(_header, self.joined))
 
     @property

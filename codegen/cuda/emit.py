@@ -142,10 +142,10 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
             counters |= {str(x.value): 8 for x in printer.parameters if x.type == "u32*"}
     used = [b for b in buffers.values() if any(b.name in f.packed for f in functions)]
     text = [arch.prelude]
-    if shapes or any(f.cluster > 1 for f in functions):
-        text.append(arch.cluster_prelude)
     if shapes:
         text += [arch.warpgroup_prelude(wrapper(*x) for x in sorted(shapes))]
+    elif any(f.cluster > 1 for f in functions):
+        text.append(arch.cluster_prelude)
     if used:
         text.append(
             "// How inputs lie in memory.  0: anyhow; 1: rows are contiguous and start at multiples of 16 bytes; 2: row-major, too."
