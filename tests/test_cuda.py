@@ -23,6 +23,7 @@ from eqsat_neptune.codegen.cuda.emulate import host_compiler, numpy_dtype, run
 from eqsat_neptune.codegen.cuda.layout import Unsupported
 from eqsat_neptune.codegen.cuda.planner import plan
 from eqsat_neptune.codegen.cuda.simple import Simple
+from eqsat_neptune.codegen.hip.arch import hip_arch
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.tile import Loop
 from eqsat_neptune.cost_models import model_for
@@ -382,7 +383,7 @@ def product(m: int, n: int, k: int, tile: tuple[int, int, int], order: str = "mk
     want = np.einsum(f"{order}->mn", f64(a), f64(b))
     if normed:
         y = mul(y, un("rsqrt", add(mul(T.red("+", "k", mul(x, x)), 1 / k), 1e-6)))
-        want = want / np.sqrt((f64(a) ** 2).mean(-1, keepdims=True) + 1e-6)
+        want = want / np.sqrt((f64(a) ** 2).mean(first.index("k"))[:, None] + 1e-6)
     axes = {"m": Axis(m, tile[0], "grid"), "n": Axis(n, tile[1], "grid"), "k": Axis(k, tile[2], "loop" if tile[2] < k else "whole")}
     return simple_job({"Y": (y, ("m", "n"))}, axes, {"X": a, "W": b}, {"Y": want}, dtype, **more)
 
@@ -497,6 +498,22 @@ def test_few_rows_of_a_product_share_the_loop_between_warps() -> None:
     check_all(jobs)
 
 
+@needs_compiler
+def test_operands_that_are_also_read_by_element_come_as_matrices() -> None:
+    """Rows or columns of the product, whole or with some missing; on AMD element by element."""
+    jobs = {
+        "rows": product(32, 64, 512, (32, 64, 128), normed=True),
+        "columns": product(32, 64, 512, (32, 64, 128), order="km,kn", normed=True),
+        "half": product(32, 64, 512, (32, 64, 128), normed=True, dtype="float16"),
+        "some": product(20, 40, 500, (16, 40, 128), normed=True),
+    }
+    for name, job in jobs.items():
+        assert re.search(r"\n +spread\(\w+, RowsByInner\(", emit(job.programs, job.buffers, cuda_arch("sm_80")).text), name
+        assert "spread(" not in emit(job.programs, job.buffers, hip_arch("gfx942")).text
+    check_all(jobs)
+
+
+@needs_compiler
 def test_blocks_of_a_cluster_share_the_loop() -> None:
     """Products and folds: every block has a part of the tiles, all have the sum, one stores it.  A loop too short for that stays whole."""
     arch = hopper_emulator_arch()

@@ -25,6 +25,7 @@ class Arch:
     holds: where registers are spent on a left operand that a loop reads again and again: "always" (if it takes few), "few rows"
     (where so few that warps share a loop's tiles) or "never".
     most_registers: of a thread, as estimated, for a kernel without matrix products: beyond, an element a thread is better.
+    spreads: is there a way to load what lies in shared memory as operands do into the layout of results?
     joined: headers of kernels whose blocks form clusters (none: there are no clusters).
     warpgroups: headers of kernels whose warpgroups multiply tiles in shared memory together (none: it cannot).
     multiprocessors: how many blocks a kernel launches that takes one tile after the other.
@@ -46,6 +47,7 @@ class Arch:
     overlap: bool = False
     holds: str = "few rows"
     most_registers: int = 480
+    spreads: bool = True
     joined: tuple[str, ...] = ()
     warpgroups: tuple[str, ...] = ()
     multiprocessors: int = 132

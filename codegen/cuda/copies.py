@@ -12,7 +12,7 @@ from .elementwise import Elementwise
 from .kernel import Place
 from .layout import Group, Layout
 from .registers import Frame
-from .schedule import Schedule, TilePlan
+from .schedule import HALVES, Schedule, TilePlan
 from .text import C_TYPES, Names
 
 
@@ -82,6 +82,10 @@ class Copies(Elementwise):
         self.comment(s)
         self.t(f"{self.ctype(v)} {name}{self.shape(layout)};")
         tile = self.current_tile(v.id)
+        if self.spreadable(s, plan, layout):
+            assert layout.row is not None
+            self.t(f"spread({name}, RowsByInner({tile}, {self.warp_offset(layout.row)}));")
+            return
         with self.over(layout) as f:
             row, column = (f.flat_of(g) for g in (plan.outer, plan.inner))
             inside = [
@@ -91,6 +95,16 @@ class Copies(Elementwise):
             ]
             read = f"({self.ctype(v)})value({tile}.get({row}, {column}))"
             self.t(f"{name}{self.at(layout)} = {' && '.join(inside) + f' ? {read} : ({self.ctype(v)})0' if inside else read};")
+
+    def spreadable(self, s: Load, plan: TilePlan, layout: Layout) -> bool:
+        """Do matrices of an operand hold just these elements?  Loading them takes an eighth of the instructions."""
+        row, column = layout
+        if row is None or column is None or row.kind != "fragment" or not self.arch.spreads or self.compute != "float":
+            return False
+        if self.p.buffer(s.buffer).dtype not in HALVES or column.warps > 1 or column.slots % (2 * self.arch.column_slots):
+            return False
+        same = (plan.outer, plan.inner) == (row.axes, column.axes)
+        return same and row.padded <= plan.rows and column.padded <= plan.columns
 
     def overhangs(self, layout: Layout, axes: tuple[str, ...], n: int) -> bool:
         return any(g and g.axes == axes and g.padded > n for g in layout)

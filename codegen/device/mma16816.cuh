@@ -95,6 +95,23 @@ template <typename Type, int RS, int CS> struct Rounded {
 };
 template <typename T, int RS, int CS> DEV Rounded<T, RS, CS> rounded(const float (&x)[RS][CS]) { return {x}; }
 
+// The elements of a left operand in shared memory, where a result fragment has them.
+template <int RS, int CS, class A> DEV void spread(float (&x)[RS][CS], const A& a) {
+    typedef typename A::T T;
+#pragma unroll
+    for (int i = 0; i < RS / 2; ++i)
+#pragma unroll
+        for (int k = 0; k < CS / 4; ++k) {
+            u32 r[4];
+            a.load(r, i, k);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                x[2 * i + e % 2][4 * k + e / 2 * 2] = value(T{(u16)r[e]});
+                x[2 * i + e % 2][4 * k + e / 2 * 2 + 1] = value(T{(u16)(r[e] >> 16)});
+            }
+        }
+}
+
 // acc += the sum of each row of a over KT steps of 16 inner elements: a product with ones.
 template <int KT, int RS, class A> DEV void sum_rows(float (&acc)[RS], const A& a) {
     const u32 ones = pack(typename A::T{}, 1.0f, 1.0f);

@@ -25,6 +25,7 @@ _CDNA = Arch(
     headers=("wave64.h", "hip_primitives.h", "hip_math.h", "hip_mfma.h", "tiles.cuh"),
     stages=1,
     peels=False,
+    spreads=False,
     holds="always",
     most_registers=200,
 )
