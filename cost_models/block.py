@@ -63,7 +63,7 @@ class Block:
     staged, resident            bytes of shared memory: one stage of the tiles that loops load, and what stays
     rows, cols                  of the largest matrix product (0: there is none)
     few                         the most rows or columns, whichever a product has less of
-    results                     elements of all matrix products' results
+    results                     elements of all matrix products' results, with their padding
     apart                       does no matrix product work on what another one has made?
     registers                   bytes of the tiles that lie in registers at the worst moment
     pieces                      (elements in 16 bytes, elements of the tile) of each tile that is loaded piece by piece where it is used
@@ -90,6 +90,8 @@ class Block:
             self._count(step)
         products = [s for s in self.statements if isinstance(s, Contract) and id(s) in self.units]
         self.apart = np.array(not any(s.a.id in self.pad or s.b.id in self.pad for s in products))
+        if not self.units:
+            self.results = self._single()
         t = self.tally
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
@@ -103,6 +105,15 @@ class Block:
         p = W.Product.of(s)
         plain = self.p.compute_dtype != "float64"
         return bool(self.m.tensor and plain and p.rows and p.cols and self._half(s.a) and self._half(s.b))
+
+    def _single(self) -> Array:
+        """Elements of the results of products of one vector with loaded tiles: kernels give them rows, of which one exists."""
+        products = [s for s in self.statements if isinstance(s, Contract)]
+        kept = [x for s in products for x in [W.Product.of(s)] if bool(x.rows) != bool(x.cols) and not x.batch]
+        loaded = all(self.loaded.get(v.id) in HALF for s in products for v in (s.a, s.b))
+        if not self.m.tensor or len(kept) != len(products) or not loaded:
+            return np.zeros(1)
+        return sum((self.whole(((), 0), (x.rows or x.cols, 1)) for x in kept), np.zeros(1))
 
     def _half(self, v: Value) -> bool:
         if v.id in self.loaded:
@@ -252,7 +263,8 @@ class Block:
                     self.pieces.append((16 / DTYPES[self.dtype[s.buffer]], self.sizes.elements(s.out.axes)))
         width = 8.0 if self.p.compute_dtype == "float64" else 4.0
         worst = np.zeros(1)
-        for point in W.peaks(self.p, lambda v: bool(v.axes) and v.id not in absent, transient=True):
+        made = W.NOTHING if self.units else W.passing(self.p)  # where products are, what is reduced lies in fragments first
+        for point in W.peaks(self.p, lambda v: bool(v.axes) and v.id not in absent, transient=True, passing=made):
             t = Tally()
             for v in point:
                 t.add("", width, self.sizes.elements(v.axes), self.pad.get(v.id, ONE))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
-from ..codegen.tile import Contract, Load, Loop, Mask, Reduce, Stmt, TileProgram, Value, operands, results, walk
+from ..codegen.tile import Contract, Load, Loop, Map, Mask, Reduce, Stmt, TileProgram, Value, operands, results, walk
 from ..terms import Affine, inner
 from .base import Array, Sizes
 
 SAMPLES = 512
+NOTHING: Mapping[int, tuple[Value, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,43 @@ def live_share(constraints: tuple[Affine, ...], sizes: Sizes) -> tuple[Array, Ar
 _STEPS = (0.6180339887498949, 0.7548776662466927, 0.8191725133961645)
 
 
-def peaks(program: TileProgram, keep: Callable[[Value], bool], transient: bool) -> list[tuple[Value, ...]]:
+def passing(program: TileProgram) -> dict[int, tuple[Value, ...]]:
+    """Elementwise results that only one reduction reads, or what is made for it: they are made element by element.  By number, what
+    they are made of."""
+    readers = feeds(program)
+    carried = {c.next.id for s in walk(program.body) if isinstance(s, Loop) for c in s.carries}
+    out: dict[int, tuple[Value, ...]] = {}
+    for s in reversed(list(walk(program.body))):
+        if isinstance(s, Map) and s.out.id not in carried and len(by := readers.get(s.out.id, ())) == 1:
+            if isinstance(by[0], Reduce) or (isinstance(by[0], Map) and by[0].out.id in out):
+                out[s.out.id] = s.args
+    return out
+
+
+def peaks(
+    program: TileProgram, keep: Callable[[Value], bool], transient: bool, passing: Mapping[int, tuple[Value, ...]] = NOTHING
+) -> list[tuple[Value, ...]]:
     """Sets of values that lie in a block at the same time; only those that may be the largest.  keep: which values count.
 
     An elementwise statement and an accumulation work in place; a reduction or product holds its operands beside its result.
     transient: chains of elementwise statements run element by element, so that what is live between them takes no room.
+    passing: values that take none either, and what they are made of.
     """
     points: dict[frozenset[int], None] = {}
     values: dict[int, Value] = {}
+
+    for s in walk(program.body):
+        values |= {v.id: v for v in (*results(s), *operands(s)) if keep(v) and v.id not in passing}
+
+    def read(s: Stmt) -> set[int]:
+        todo, out = list(operands(s)), set()
+        while todo:
+            v = todo.pop()
+            if v.id in passing:
+                todo.extend(passing[v.id])
+            else:
+                out.add(v.id)
+        return out & values.keys()
 
     def note(live: set[int]) -> None:
         points[frozenset(live)] = None
@@ -120,9 +151,8 @@ def peaks(program: TileProgram, keep: Callable[[Value], bool], transient: bool) 
     def go(body: tuple[Stmt, ...], live: set[int]) -> set[int]:
         """Backwards through a body: `live` are the values needed after it; returns those needed before it."""
         for s in reversed(body):
-            for v in (*results(s), *operands(s)):
-                if v.id not in values and keep(v):
-                    values[v.id] = v
+            if isinstance(s, Map) and s.out.id in passing:
+                continue
             if isinstance(s, Loop):
                 carried = {id_: v for c in s.carries for v in (c.phi, c.next) for id_ in (v.id,)}
                 for id_, v in carried.items():
@@ -141,7 +171,7 @@ def peaks(program: TileProgram, keep: Callable[[Value], bool], transient: bool) 
                 continue
             after = set(live)
             live = live - {v.id for v in results(s)}
-            args = {v.id for v in operands(s)} & values.keys()
+            args = read(s)
             acc = getattr(s, "acc", None)
             held = args - {acc.id} if acc is not None else args
             if isinstance(s, Contract | Reduce):

@@ -171,6 +171,21 @@ def test_peak_holds_scores_beside_accumulator() -> None:
     assert any({("h", "k", "q"), ("e", "h", "q")} <= s for s in sets)
 
 
+def test_what_is_made_for_a_reduction_takes_no_room() -> None:
+    """Σ exp(x − m): of a row, x is held and nothing else; where the exponentials are stored, too, they take its place."""
+    x = T.inp("x", (A("r"), A("c")))
+    shifted = T.sub(x, T.red("max", "c", x))
+    e = T.un("exp", shifted)
+    buffers = {"x": Buffer("x", (4096, 4096), "bfloat16", "input"), "y": Buffer("y", (4096, 4096), "bfloat16", "output")}
+    axes = {"r": Axis(4096, 1, "grid"), "c": Axis(4096, 4096, "whole")}
+    total = T.red("+", "c", e)
+    for y in (T.sub(shifted, T.un("log", total)), T.div(e, total)):
+        p = lower(Kernel("k", (Store("y", y, (A("r"), A("c"))),), axes, {"r": 4096, "c": 4096}), buffers)
+        s = H.cost(p, sizes(p), detail=True)
+        threads = 32 * s.choices["warps"][0]
+        assert s.detail["registers"][0] * threads <= 4096 + 36 * threads
+
+
 def test_what_fits_no_register_is_infeasible() -> None:
     s = H.cost(attention(), sizes(attention(), q=[64, 128, 4096], k=[64, 64, 64], h=1, d=128, e=128))
     assert np.isfinite(s.seconds[:2]).all() and np.isinf(s.seconds[2])
@@ -250,6 +265,11 @@ def test_blocks_share_a_loop_where_else_few_would_work() -> None:
     at = dict(m=16, n=64, k=256)
     few, many, short = (H.cost(p, sizes(p, **at)) for p in (product(16, 4096, 4096), product(16, 132 * 64, 4096), product(16, 4096, 512)))
     assert few.choices["cluster"][0] == 2 and "cluster" not in many.choices and "cluster" not in short.choices
+    t = T.red("+", "k", T.mul(T.inp("A", (A("k"),)), T.inp("B", (A("k"), A("n")))))
+    axes = {"n": Axis(4096, 64, "grid"), "k": Axis(4096, 256, "loop")}
+    buffers = {n: Buffer(n, s, "bfloat16", kind) for n, s, kind in (("A", (4096,), "input"), ("B", (4096, 4096), "input"), ("C", (4096,), "output"))}
+    vector = lower(Kernel("k0", (Store("C", t, (A("n"),)),), axes, {"n": 4096, "k": 4096}), buffers)
+    assert H.cost(vector, sizes(vector)).choices["cluster"][0] == 2  # kernels give it rows
     alone = Roofline(replace(H200, clusters=())).cost(product(16, 4096, 4096), sizes(product(16, 4096, 4096), **at))
     assert "cluster" not in alone.choices and few.seconds[0] < 0.9 * alone.seconds[0]
 
