@@ -104,6 +104,25 @@ class Roofline:
             out[a] = tuple(fits) + ((n,) if not fits or n <= 2 * sizes[-1] else ())
         return out
 
+    def finer(self, program: TileProgram, tiles: Mapping[str, int], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Tile sizes worth trying around these for a pipeline of warpgroups in which one product sums along what another one's columns
+        are: any multiple of a matrix instruction there, and rows of three warpgroups.  Axes with one of `tiles` whole or of one stay."""
+        products = [W.Product.of(s) for s in walk(program.body) if isinstance(s, Contract)]
+        kept = {a for p in products for a in (*p.rows, *p.cols)}
+        passed = {a for p in products for a in p.inner if a in kept and program.axes[a].role == "loop"}
+        out: dict[str, tuple[int, ...]] = {}
+        for a, now in tiles.items():
+            sizes = {now}
+            if passed and 1 < now < extents[a]:
+                if a in passed:
+                    beside = math.prod(tiles[x] for x in passed if x != a)
+                    whole = extents[a] if a.endswith(".i") else 0  # a tile must divide a part of a split axis
+                    sizes |= {t for t in range(16, 257, 16) if t * beside <= 256 and t < extents[a] and whole % t == 0}
+                elif a in kept and program.axes[a].role == "grid":
+                    sizes |= {c << n for n in range(9) for c in (1, 3) if c << n < min(extents[a], 257)}
+            out[a] = tuple(sorted(sizes))
+        return out
+
     def _shares(self, b: Block, loops: list[W.Iterations], sizes: Sizes, warps: int) -> Array:
         """Where do the warps share a loop's tiles, each with results of its own?  (codegen/cuda/warps.py decides.)"""
         if len(loops) != 1 or not np.any(b.results > 0):

@@ -1,7 +1,9 @@
 """Price of a kernel as a pipeline of warpgroups (codegen/hopper): one warp copies tiles, warpgroups of 64 rows multiply them.
 
-One block to a multiprocessor takes one tile of work after the other.  Where an iteration has products that the same iteration reads,
-one warpgroup's elementwise work runs beside the other's products, so the dearest unit nearly hides the others."""
+One block to a multiprocessor takes one tile of work after the other.  Where products read what others gave, an iteration of one
+warpgroup is a chain: its products, then its elementwise work.  Others work on theirs meanwhile, so a block takes as long as its dearest
+unit or as one warpgroup's chain, whichever is longer, and somewhat more where the two are alike.  Else one warpgroup's elementwise
+work runs beside another's products, and the dearest unit nearly hides the others."""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..codegen.hopper import planner
+from ..codegen.hopper.planner import ROWS
 from ..codegen.tile import Contract, Gather, Load, Loop, Map, Reduce, Store, TileProgram, Value, walk
 from ..program import DTYPES
 from . import walk as W
@@ -17,23 +21,21 @@ from .block import HALF, Block
 from .machines import Gpu
 
 STAGES = (2, 3, 4, 6)
-ROWS = 64
-# A product whose left operand lies in shared memory, too, reads (64 + n) · 16 numbers there for each step of 64 × n × 16, at 128 bytes a
-# clock: with few columns n that takes longer than the multiplication, by the factor 32 / n + ½.
-STEP = 0.2e-6  # barriers and the turn of one iteration
+STEP = 0.2e-6  # of one iteration: barriers, a turn, and what products and elementwise work take to begin and to end
 BESIDE = 2048  # bytes of shared memory that the planner leaves to barriers
 START = 1.4e-6  # first copies and the end of a tile of work, as far as they do not run beside others
-# registers that a thread may have, by the number of warpgroups that compute: with one iteration at a time, with two
-REGISTERS = {1: 228.0, 2: 228.0, 3: 136.0}
-BOTH = {1: 204.0, 2: 204.0, 3: 128.0}
+APART = 1.0e-6  # … where it has nothing beside it: it waits for early products, then for elementwise work, then for late products
+SPECIAL, OPS = 1.0, 1.0  # of one warpgroup: its elementwise work takes so many times as long as the unit by itself would
+ALIKE = 6.0  # power mean of what limits a block: where two are alike, neither is reached
 
 
 @dataclass(frozen=True)
 class Form:
-    """What does not depend on sizes.  products: (row axes, column axes, summed axes) of each; computed: those whose left operand is; staged, fixed: loads of tiles, in the loop
-    and before it.  chained: do some products read what others gave?"""
+    """What does not depend on sizes.  units: products of matrices; products: (row axes, column axes, summed axes) of each; computed: those
+    whose left operand is; staged, fixed: loads of tiles, in the loop and before it.  chained: do some products read what others gave?"""
 
     loop: Loop
+    units: tuple[Contract, ...]
     products: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
     computed: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
     staged: tuple[Load, ...]
@@ -117,7 +119,19 @@ def form(program: TileProgram, block: Block) -> Form | None:
     staged = tuple(t for t in tiles.values() if id(t) in inside)
     fixed = tuple(t for t in tiles.values() if id(t) not in inside)
     batch = tuple(sorted({a for s in units for a in W.Product.of(s).batch}))
-    return Form(loop, tuple(products), tuple(lefts.values()), staged, fixed, chained, batch, frozenset(carried))
+    return Form(loop, tuple(units), tuple(products), tuple(lefts.values()), staged, fixed, chained, batch, frozenset(carried))
+
+
+def _shared_bytes(f: Form, sizes: Sizes, b: Block) -> Array:
+    """What a block's copies write to shared memory and its products read from there: each warpgroup all of the right operand, and a
+    left one that is not in registers."""
+    out = b.l2 + np.zeros(1)
+    runs = {id(s.stmt): s.runs for s in b.steps}
+    for s, (r, c, k) in zip(f.units, f.products):
+        rows, cols, inner = (sizes.elements(x) for x in (r, c, k))
+        left = 0.0 if (r, c, k) in f.computed else rows * inner
+        out = out + 2.0 * runs[id(s)] * (left + rows / ROWS * cols * inner)
+    return out
 
 
 def _operands(s: object) -> tuple[Value, ...]:
@@ -154,6 +168,8 @@ def price(
     )
     both = sums + scores + operands / 2.0
     held = np.minimum(both, sums + np.maximum(scores, operands / 2.0))
+    several = len([0 for r, c, _ in f.products if (r, c) not in f.carried]) > 1
+    shared = _shared_bytes(f, sizes, b)
     panel: dict[int, Array] = {}
     for t in (*f.staged, *f.fixed):
         axes = [a for a in t.out.axes]
@@ -168,27 +184,26 @@ def price(
         panel[t.out.id] = outer * columns * DTYPES[program.buffer(t.buffer).dtype]
     staged = sum((panel[t.out.id] for t in f.staged), 0.0 * one)
     fixed = sum((panel[t.out.id] for t in f.fixed), 0.0 * one)
-    trips = one * sizes.trips(f.loop.axis) * alive
-    starved = 0.0 * one  # operations that a product's operands hold up
-    for r, c, k in f.products:
-        if (r, c, k) not in f.computed:
-            n = sizes.elements(c)
-            starved = starved + 2.0 * sizes.elements(r) * n * sizes.elements(k) * trips * np.maximum(32.0 / n - 0.5, 0.0)
-    work = [(b.tensor + starved) / m.wgmma, b.special / m.special, b.ops / m.ops, b.l2 / (1.4 * m.l2)]  # whole boxes move better
+    l2 = b.l2 / (1.4 * m.l2)  # whole boxes move better
+    work = [b.tensor / m.wgmma, b.special / m.special, b.ops / m.ops, l2, shared / m.shared]
     time = np.broadcast_arrays(*[x * m.sms + 0.0 * one for x in work])
-    most = np.maximum.reduce(time)
+    most = np.maximum.reduce(time[:4])
     rest = time[1] + time[2] + time[0] - np.maximum.reduce(time[:3])
     per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.4, 1.0), np.ceil(blocks / m.sms))
     out: list[tuple[int, int, Array, dict]] = []
     for groups in (1, 2, 3):
-        registers = held / (128 * groups) + 36.0
-        apart = both / (128 * groups) + 36.0 > BOTH[groups]  # no room for two iterations at a time
-        room = np.where(apart & f.chained, REGISTERS[groups], BOTH[groups] + 8.0)
-        ok = fits & (m_rows == ROWS * groups) & (registers <= room)
+        room = planner.ROOM[groups]
+        apart = both / (128 * groups) > room[several]  # no room for two iterations at a time
+        registers = np.where(apart, held, both) / (128 * groups)
+        ok = fits & (m_rows == ROWS * groups) & (registers <= np.where(apart, room[2], room[several]))
         if not bool(np.any(ok)):
             continue
-        hidden = m.beside if groups > 1 else 0.6
-        each = most * np.where(apart, 1.15, 1.0) + hidden * rest + trips * (STEP if f.chained else STEP / 8) + START
+        if f.chained:
+            busy = time[0] + SPECIAL * time[1] + OPS * time[2]
+            chain = busy / groups + np.where(apart, APART, STEP) * trips
+            each = sum(x**ALIKE for x in (*time, chain)) ** (1.0 / ALIKE) + START
+        else:
+            each = most + (m.beside if groups > 1 else 0.6) * rest + trips * STEP / 8 + START
         for stages in STAGES:
             used = fixed + staged * stages + BESIDE
             good = ok & (used <= m.shared_block) & (stages <= np.maximum(trips, 2))
@@ -197,8 +212,8 @@ def price(
             memory = b.dram / rate + m.block + per_sm * trips * STEP / 16
             slow = 1.0 + (0.02 if f.chained else 0.03) * (4 - min(stages, 4))
             seconds = np.where(good, m.launch + np.maximum(per_sm * each * slow + 1.5e-6, memory), np.inf)
-            names = ("tensor", "special", "ops", "l2")
+            names = ("tensor", "special", "ops", "l2", "shared")
             parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory + 0 * one, "launch": np.full(1, m.launch)}
-            parts |= {"registers": registers, "shared bytes": used, "resident": one, "blocks": blocks + 0 * one}
+            parts |= {"registers": registers + planner.BESIDE, "shared bytes": used, "resident": one, "blocks": blocks + 0 * one}
             out.append((groups, stages, seconds, parts))
     return out

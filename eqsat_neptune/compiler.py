@@ -276,7 +276,8 @@ def _settled(plan: Plan, target: Target, model: Any) -> Plan:
     from .extraction.settle import settle
 
     arch = cuda_arch(target.arch)
-    return settle(plan, model, Roofline(model.machine, plain=True), lambda p, buffers: warpgroup_choices(p, buffers, arch))
+    plain = Roofline(model.machine, plain=True)
+    return settle(plan, model, plain, lambda p, buffers: warpgroup_choices(p, buffers, arch), model.finer)
 
 
 def splittable(program: Program, target: Target) -> tuple[str, ...]:

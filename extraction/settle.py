@@ -17,23 +17,46 @@ from .plan import Axis, Buffer, Cost, Kernel, Plan
 Schedules = Callable[[TileProgram, Mapping[str, Buffer]], dict[str, object] | None]
 
 
-def settle(plan: Plan, model: CostModel, plain: CostModel, schedule: Schedules) -> Plan:
-    """plain: the model without the schedules that may be impossible."""
+# tile sizes to try for each axis, around those that a kernel has
+Ladders = Callable[[TileProgram, Mapping[str, int], Mapping[str, int]], dict[str, tuple[int, ...]]]
+WORTH = 0.99  # other tiles are taken where they have so much of the time or less
+
+
+def settle(plan: Plan, model: CostModel, plain: CostModel, schedule: Schedules, finer: Ladders) -> Plan:
+    """plain: the model without the schedules that may be impossible; finer: sizes that these are tried with, too, once all else is chosen."""
     kernels = []
     for k in plan.kernels:
         if k.choices.get("warpgroups"):
-            found = schedule(lower(k, plan.buffers, plan.compute_dtype), plan.buffers)
-            k = replace(k, choices=found) if found is not None else anew(k, plan, plain)
+            for way in (refined(k, plan, model, finer), k):
+                found = schedule(lower(way, plan.buffers, plan.compute_dtype), plan.buffers) if way is not None else None
+                if way is not None and found is not None:
+                    k = replace(way, choices=found)
+                    break
+            else:
+                k = anew(k, plan, plain)
         else:
             k = replace(k, choices={n: v for n, v in k.choices.items() if n != "warpgroups"})
         kernels.append(k)
     return replace(plan, kernels=tuple(kernels))
 
 
+def refined(k: Kernel, plan: Plan, model: CostModel, finer: Ladders) -> Kernel | None:
+    """The kernel as a pipeline with better tiles than it has, if there are any."""
+    program = lower(k, plan.buffers, plan.compute_dtype)
+    ladder = finer(program, {a: x.tile for a, x in k.axes.items()}, {a: x.extent for a, x in k.axes.items()})
+    found = best_of(k, program, ladder, model)
+    before = k.cost.seconds if k.cost else np.inf
+    return found if found.choices.get("warpgroups") and found.cost and found.cost.seconds <= WORTH * before else None
+
+
 def anew(k: Kernel, plan: Plan, model: CostModel) -> Kernel:
     """The kernel with the tiles and choices that the model finds best."""
     program = lower(k, plan.buffers, plan.compute_dtype)
-    ladder = thin(model.tiles(program, {a: x.extent for a, x in k.axes.items()}))
+    return best_of(k, program, thin(model.tiles(program, {a: x.extent for a, x in k.axes.items()})), model)
+
+
+def best_of(k: Kernel, program: TileProgram, ladder: Mapping[str, tuple[int, ...]], model: CostModel) -> Kernel:
+    """The kernel with the best tiles of a ladder, and the choices that go with them."""
     axes = list(program.axes)
     grids = np.meshgrid(*[np.array(ladder[a], float) for a in axes], indexing="ij")
     sizes = Sizes({a: g.ravel() for a, g in zip(axes, grids)}, {a: np.full(1, float(k.axes[a].extent)) for a in axes})

@@ -129,6 +129,31 @@ def test_streams(case: str, dtype: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("case", "dims", "rows", "keys", "dtype"),
+    [
+        ("prefill_global", (64, 64), 192, 128, "bfloat16"),
+        ("prefill_causal", (64, 64), 192, 112, "float16"),
+        ("prefill_causal", (96, 96), 192, 96, "bfloat16"),
+        ("prefill_causal", (128, 128), 192, 80, "bfloat16"),
+        ("prefill_global", (192, 128), 192, 80, "float16"),
+        ("prefill_causal", (256, 256), 128, 80, "bfloat16"),
+        ("prefill_global", (256, 256), 128, 80, "float16"),
+        ("prefill_causal", (96, 96), 128, 176, "bfloat16"),
+    ],
+    ids=str,
+)
+def test_tiles_of_many_sizes(case: str, dims: tuple[int, int], rows: int, keys: int, dtype: str) -> None:
+    """Rows of three warpgroups, keys of any number of matrix instructions, in as much as registers hold of two iterations; ragged ends."""
+    d, e = dims
+    large, p = (attention(case, (1, 2, n, d), (1, 2, n, d), (1, 2, n, e), dtype=dtype) for n in (4096, 403))
+    plan = smaller(planned(large, {"a1": rows, "a3": keys}, warpgroups=rows // 64, stages=2, pivot="frozen"), p)
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and s.overlap and s.pivot == "frozen"
+    check(p, plan, draw(p))
+
+
+@needs_compiler
 @pytest.mark.parametrize("choices", [{}, {"overlap": False}, {"chain": False, "order": "static"}], ids=str)
 def test_scores_that_are_read_once_more(choices: dict[str, object]) -> None:
     """The weights overwrite the scores that they are made of, but not before the row's maximum, an output, has been taken of these."""

@@ -27,7 +27,9 @@ ROWS = 64  # of one warpgroup
 PANEL = 64  # columns of a panel
 MOST_CONSUMERS = 3
 REGISTERS = {1: (0, 240), 2: (24, 240), 3: (32, 160)}  # of a thread: producer (0: they need not give any up), consumers
-ROOM = {1: 192, 2: 192, 3: 128}  # of a consumer's: for results of products and their operands
+# … and of a consumer's for results of products and their operands: of two iterations at a time where these make one result early, or
+# several (elementwise work then has more of its own at a time); of one iteration at a time
+ROOM = {1: (192, 168, 196), 2: (192, 168, 196), 3: (128, 104, 112)}
 BESIDE = 36  # what a thread has beside those: addresses, barriers, state of rows
 WORK_SLOTS = 2
 READY = 5  # named barrier: those in shared memory are there (1: consumers meet; 2 to 4: their turns)
@@ -226,7 +228,7 @@ class WarpgroupPlanner(Planner):
         if ring and fixed and not isinstance(want, int):  # a third is worth more than a second set of what lies outside the loop
             stages = max(min(stages, 3), min(stages, (room - fixed) // ring))
         overlap = bool(self.p.choices.get("overlap", True)) and bool(parts.early) and trips > 1
-        overlap = overlap and self.count_registers(True) <= ROOM[self.consumers] + BESIDE
+        overlap = overlap and self.count_registers(True) <= ROOM[self.consumers][len(parts.early) > 1] + BESIDE
         if not parts.early and (parts.score or parts.weight or parts.state):
             raise Unsupported("elementwise work between products of loaded tiles")
         if (overlap or not parts.early) and stages < 2:
@@ -301,10 +303,7 @@ class WarpgroupPlanner(Planner):
         at += 24 * WORK_SLOTS
         pipe.shared = o.shared = at
         o.registers = self.count_registers(overlap)
-        most = ROOM[self.consumers] + BESIDE
-        if parts.early and not overlap:  # what two iterations at a time need is harder to tell
-            most = max(most, limit - 8)
-        if o.registers > most:
+        if o.registers > ROOM[self.consumers][2 if parts.early and not overlap else len(parts.early) > 1] + BESIDE:
             raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
         stores = [(o.store_frames[id(s)], self.p.buffer(s.buffer)) for s in self.p.body if isinstance(s, Store)]
         held = sum(f.slots // 2 + 4 for f, b in stores if b.dtype in HALVES and f.row and f.column and f.column.slots % 8 == 0)
