@@ -184,6 +184,7 @@ def price(
         panel[t.out.id] = outer * columns * DTYPES[program.buffer(t.buffer).dtype]
     staged = sum((panel[t.out.id] for t in f.staged), 0.0 * one)
     fixed = sum((panel[t.out.id] for t in f.fixed), 0.0 * one)
+    trips = one * sizes.trips(f.loop.axis) * alive
     l2 = b.l2 / (1.4 * m.l2)  # whole boxes move better
     work = [b.tensor / m.wgmma, b.special / m.special, b.ops / m.ops, l2, shared / m.shared]
     time = np.broadcast_arrays(*[x * m.sms + 0.0 * one for x in work])
