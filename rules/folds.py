@@ -34,7 +34,7 @@ from ..terms import (
     var,
     variables,
 )
-from . import repair
+from . import infinities, repair
 from .declared import BREAK
 
 _ATOM, _PIVOT, _FUNCTION, _OPAQUE, _LATER = 1.0, 1.5, 2.0, 3.0, 1000.0  # cost of leaves of a skeleton: the cheapest is taken
@@ -74,8 +74,8 @@ def axes_of_sums(g: Graph) -> list[str]:
 class Finder:
     """Dependences over one axis of a graph."""
 
-    def __init__(self, g: Graph, k: str, below: Mapping[int, int], bit: int):
-        self.g, self.k, self.below, self.bit = g, k, below, bit
+    def __init__(self, g: Graph, k: str, below: Mapping[int, int], bit: int, by_term: Mapping[Term, int]):
+        self.g, self.k, self.below, self.bit, self.by_term = g, k, below, bit, by_term
         self.sums = [(c, n) for c, n in g.items() if n.op == "red" and n.attr == ("+", k)]
         self.cone = self._cone()
         self.clean = self._clean()
@@ -402,7 +402,8 @@ class Finder:
             m = {}
             for p in range(len(classes)):
                 scale = num(1.0 / plain[p].scale) if plain[p] is not None else num(1.0)  # type: ignore[union-attr]
-                r, big = mul(scale, old[p]), mul(scale, new[p])
+                r = mul(scale, old[p])
+                big = new[p] if classes[p] in opaque else mul(scale, new[p])  # only a pivot's class is a multiple of it
                 if classes[p] not in opaque and p not in masked:  # r = R, finite: the difference is 0
                     r = big
                 m[var(f"r{p}")], m[var(f"R{p}")] = r, big
@@ -415,6 +416,9 @@ class Finder:
             vanishing += [(opaque.get(classes[p], classes[p]), f) for p in sorted(masked)]
             row.append(mul(coef, f))
         value = add(*row) if len(row) > 1 else row[0]
+        dropping = [(v.kind, self.g.term(v.body)) for v in plain if v is not None and v.kind != "mean"]
+        if not infinities.hold(self.g, self.by_term, self.k, self.g.term(c), value, dropping):
+            return None
         alike = folds[0] if ones == [True] and not any(p in opaque for p in classes) else None
         return Found(c, value, folds, vanishing, f"{g}  →  {monoid}", alike)
 
@@ -601,7 +605,8 @@ def find(g: Graph, done: set[tuple]) -> list[Found]:
     """The folds of the first level that has new ones; `done` remembers what was tried.  Found ones may feed others:
     look again."""
     below, bits = reductions_below(g)
-    finders = [Finder(g, k, below, bits[k]) for k in axes_of_sums(g)]
+    by_term = {g.term(c): c for c in g.nodes}
+    finders = [Finder(g, k, below, bits[k], by_term) for k in axes_of_sums(g)]
     for level in LEVELS:
         found = [f for finder in finders for f in finder.search(level, done)]
         if found:
