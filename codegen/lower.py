@@ -900,7 +900,16 @@ class _FoldState:
 
     def residue(self, i: int, j: int) -> int | None:
         """The component, if it is carried, that is the sum of differences from the mean in pivot i, which counts j."""
+
+        def none(t: Term, x: int) -> bool:
+            """Is this component 0 at every element?  Otherwise it sums more than differences from the mean."""
+            if t.op == "fold" and t.attr[:2] == (self.h, self.n + x):  # type: ignore[index]
+                return none(t.args[self.n + x], x)
+            return T.is_num(t, 0.0)
+
         for x in self.need_x:
+            if not none(self.singles[self.n + x], x):
+                continue
             row = dict(self.h.coef[x])
             if set(row) == {x, j} and T.is_num(row[x], 1.0) and (d := difference(row[j])) is not None:
                 if [t.op for t in d] == ["var", "var"] and [t.attr for t in d] == [f"r{i}", f"R{i}"]:

@@ -334,6 +334,9 @@ def _sum(value: Value, over: Iterable[str], env: Env) -> Value:
 
 def _contract_two(x: Value, y: Value, over: list[str], env: Env) -> Value:
     shared = set(x[0]) & set(y[0])
+    for a, b in ((x, y), (y, x)):                           # Σ a·∞ is NaN where some a are negative and some are not
+        if any(k in a[0] and k not in b[0] for k in over) and not np.isfinite(b[1]).all():
+            return _sum(apply("mul", None, [x, y], env), over, env)
     x = _sum(x, [a for a in over if a not in shared and a not in y[0]], env)
     y = _sum(y, [a for a in over if a not in shared and a in y[0]], env)
     k = [a for a in over if a in shared]

@@ -333,7 +333,8 @@ BOUNDS = [
 _SQUARES = '(= q (Red "+" d s)) (= s (Mul (multiset-of x x)))'
 NORMS = [
     _rule('(= q (Red "+" d s)) (= s (Mul ss)) (= 2 (multiset-length ss)) (= 2 (idxM ss x))', "(sumsq d x q 1.0)"),
-    _rule("(sumsq d x q a) (multiple-of t v q) (> v 0.0)", "(sumsq d x t (* a v))"),
+    # within a range: a class that is a multiple of itself (0) would never come to an end
+    _rule("(sumsq d x q a) (multiple-of t v q) (> v 0.0) (!= t q) (> (* a v) 1e-30) (< (* a v) 1e30)", "(sumsq d x t (* a v))"),
     _rule(
         "(sumsq d x e a) (sum-of t e y) (= l (lz y)) (>= l 0.0)",
         "(sumsq d x t a)",

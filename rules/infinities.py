@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..graph import Graph
-from ..reference import Env, evaluate_term
+from ..reference import Env, Value, evaluate_term
 from ..terms import REDUCTIONS, Affine, Term, depends, make, postorder
 
 _DRAWS = 256  # sets of values at once, along an axis of their own
 _ELEMENTS = 3  # of the reduced axis: enough for a masked, a finite and another element
+_BESIDE = 2  # of other axes
 _DRAW = "\0draw"
 _SPREAD = 1.5  # reals lie within it: nothing overflows
 _LARGE = 1e6  # a number above it may be infinite but for rounding
@@ -34,32 +35,39 @@ def hold(
     classes: class of each term (see `Graph.term`).  dropping: (max or min, its body) of each pivot of a fold on the right: an
     element where a body is the identity counts nothing there.  What no fact says to be a mask may be infinite too, but not along k
     beside such an element: its 0·∞ may show in one term and not in the other (a key that is masked may be skipped)."""
-    dropping = [(kind, t) for kind, t in dropping]
-    leaves = _leaves([left, right, *(t for _, t in dropping)], k)
+    dropping = list(dropping)
+    roots = [left, right, *(t for _, t in dropping)]
+    leaves, axes = _leaves(roots, k)
     if all(_real(g, classes.get(t)) for t in leaves) and not _infinite([left, right]):
         return True
-    extents = {k: min(_ELEMENTS, g.extents[k]), _DRAW: _DRAWS}
+    extents = {a: min(_ELEMENTS if a == k else _BESIDE, g.extents[a]) for a in axes} | {_DRAW: _DRAWS}
     rng = np.random.default_rng(0)
     masked: dict[str, np.ndarray] = {}
     loose: dict[str, np.ndarray] = {}
     inputs: dict[Term, Term] = {}
+    along: set[str] = set()  # names of leaves that vary along k
     for i, t in enumerate(leaves):
-        axes = (_DRAW, k) if depends(t.free, k) else (_DRAW,)
+        own = (_DRAW, *(a for a in axes if depends(t.free, a)))
         name = f"leaf{i}"
-        inputs[t] = make("input", (name, tuple(Affine(0, ((a, 1),)) for a in axes)), [])
-        masked[name], loose[name] = _values(g, classes.get(t), t, [extents[a] for a in axes], rng)
-    terms = [_over(t, k, inputs) for t in (left, right, *(t for _, t in dropping))]
+        along.update([name] if k in own else [])
+        inputs[t] = make("input", (name, tuple(Affine(0, ((a, 1),)) for a in own)), [])
+        masked[name], loose[name] = _values(g, classes.get(t), t, [extents[a] for a in own], rng)
+    terms = [_over(t, inputs) for t in roots]
+    everywhere = (_DRAW, *axes)
+
+    def values(t: Term, env: Env, memo: dict[Term, Value] | None = None) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(env.expand(evaluate_term(t, env, memo), everywhere), [extents[a] for a in everywhere])
+
     env = Env(extents, masked)
     dropped = np.zeros(_DRAWS, bool)
     for (kind, _), t in zip(dropping, terms[2:]):
-        axes, x = evaluate_term(t, env)
-        at = np.broadcast_to(env.expand((axes, x == REDUCTIONS[kind]), (_DRAW, k)), (_DRAWS, extents[k]))
-        dropped |= at.any(axis=1)
-    env = Env(extents, {n: np.where(dropped[:, None], x, loose[n]) if x.ndim > 1 else loose[n] for n, x in masked.items()})
-    memo: dict = {}
-    with np.errstate(all="ignore"):
-        a, b = (np.broadcast_to(env.expand(evaluate_term(t, env, memo), (_DRAW,)), _DRAWS) for t in terms[:2])
-    return not _apart(a, b).any()
+        dropped |= (values(t, env) == REDUCTIONS[kind]).reshape(_DRAWS, -1).any(axis=1)
+    for name, x in masked.items():
+        if name in along:
+            loose[name] = np.where(dropped.reshape(-1, *[1] * (x.ndim - 1)), x, loose[name])
+    env, memo = Env(extents, loose), {}
+    return not _apart(values(terms[0], env, memo), values(terms[1], env, memo)).any()
 
 
 def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -68,9 +76,10 @@ def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (np.isnan(a) != np.isnan(b)) | wild
 
 
-def _leaves(terms: Iterable[Term], k: str) -> list[Term]:
-    """What the terms compute pointwise, or by reductions over k, from."""
+def _leaves(terms: Iterable[Term], k: str) -> tuple[list[Term], list[str]]:
+    """What the terms compute pointwise, or by reductions over k or by extrema, from; and the axes of these, k first."""
     out: dict[Term, None] = {}
+    axes = {k: None}
     seen: set[Term] = set()
     todo = list(terms)
     while todo:
@@ -78,18 +87,33 @@ def _leaves(terms: Iterable[Term], k: str) -> list[Term]:
         if t in seen or t.op == "num":
             continue
         seen.add(t)
-        if _is_inner(t, k):
+        if t.op in _INNER or _reduces(t, k):
             todo += t.args
+            if t.op in ("red", "fold"):
+                axes[t.attr[-1]] = None  # type: ignore[index]
         else:
             out[t] = None
-    return list(out)
+    return list(out), list(axes)
 
 
-def _is_inner(t: Term, k: str) -> bool:
-    return t.op in _INNER or (t.op in ("red", "fold") and t.attr[-1] == k)  # type: ignore[index]
+def _reduces(t: Term, k: str) -> bool:
+    """Over k; or over another axis an extremum (a pivot of many rows is no less than each row's own) or a sum of exponentials or of
+    what is reduced over k: no sum of products of finite values is any of these."""
+    if t.op not in ("red", "fold"):
+        return False
+    axis: str = t.attr[-1]  # type: ignore[index]
+    if axis == k:
+        return True
+    if "." in axis:
+        return False
+    if t.op == "fold" or t.attr[0] in ("max", "min"):  # type: ignore[index]
+        return True
+    return any(
+        (x.op == "un" and x.attr in ("exp", "exp2")) or (x.op in ("red", "fold") and x.attr[-1] == k) for x in postorder(t.args)
+    )  # type: ignore[index]
 
 
-def _over(root: Term, k: str, inputs: Mapping[Term, Term]) -> Term:
+def _over(root: Term, inputs: Mapping[Term, Term]) -> Term:
     """The term with its leaves replaced."""
     done: dict[Term, Term] = dict(inputs)
     todo = [root]

@@ -796,3 +796,20 @@ def test_faster_than_unfused_numpy() -> None:
             f()
             times[name].append(time.perf_counter() - start)
     assert min(times["unfused"]) > 1.5 * min(times["fused"])
+
+
+@pytest.mark.parametrize("x", [[1.0, -2.0, 4.0], [1.0, 0.0, 2.0], [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("columns", [0, 2])
+def test_factors_that_are_infinite_stay_in_their_sum(x: list[float], columns: int) -> None:
+    """Σ x/m is NaN where m is 0 and some x are negative and some are not, or one is 0: what leaves a sum must be finite."""
+
+    def f(x, m):
+        y = en.xp.sum(x / en.xp.max(m, axis=-1, keepdims=True), axis=-1)
+        return y[:, None] * en.xp.ones((1, columns)) if columns else y
+
+    a, m = np.array([x, x]), np.array([[0.0, -1.0], [2.0, 1.0]])
+    with np.errstate(all="ignore"):
+        want = (a / m.max(-1, keepdims=True)).sum(-1)
+    p = en.trace(f, en.TensorSpec(a.shape, "float64"), en.TensorSpec(m.shape, "float64"))
+    for got in (en.optimize(p, "cpu")(a, m), en.evaluate(p, a, m)):
+        np.testing.assert_allclose(got.reshape(2, -1)[:, 0], want)

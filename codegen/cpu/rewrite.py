@@ -12,7 +12,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...terms import REDUCTIONS
-from ..tile import Const, Contract, Gather, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands, results, walk
+from ..tile import (
+    Const,
+    Contract,
+    Gather,
+    Load,
+    Loop,
+    Map,
+    Mask,
+    Reduce,
+    Stmt,
+    Store,
+    TileProgram,
+    Value,
+    operands,
+    results,
+    walk,
+)
 
 # ------------------------------------------------------------------ tools
 
@@ -93,14 +109,41 @@ def point(p: TileProgram, axis: str) -> bool:
 # ------------------------------------------------------------------ contractions
 
 
+POLES = frozenset({"recip", "div", "rsqrt", "log", "log2", "log10", "log1p", "tan", "atanh", "pow"})
+
+
+def may_be_infinite(p: TileProgram) -> frozenset[int]:
+    """Values that a pole may have made infinite, here or in another kernel (whose results are no inputs of the program)."""
+    out: set[int] = set()
+    changed = True
+    while changed:
+        before = len(out)
+        for s in walk(p.body):
+            if isinstance(s, Loop):
+                for c in s.carries:
+                    if c.init.id in out or c.next.id in out:
+                        out.update((c.phi.id, c.out.id))
+            elif isinstance(s, Load | Gather):
+                out.update([s.out.id] if p.buffer(s.buffer).kind != "input" else [])
+            elif (isinstance(s, Map) and s.fn in POLES) or any(v.id in out for v in operands(s)):
+                out.update(v.id for v in results(s) if not v.predicate)
+        changed = len(out) != before
+    return frozenset(out)
+
+
 def reduce_one_sided(p: TileProgram) -> TileProgram:
+    """Not where the other operand may be infinite: Σ x·∞ is NaN where some x are negative and some are not."""
     fresh = Fresh(p)
+    wild = may_be_infinite(p)
 
     def f(s: Stmt) -> Iterable[Stmt]:
         if not isinstance(s, Contract):
             return [s]
         out: list[Stmt] = []
         ops = []
+        if any(y.id in wild and set(s.axes) & set(x.axes) - set(y.axes) for x, y in ((s.a, s.b), (s.b, s.a))):
+            product = fresh({*s.a.axes, *s.b.axes})
+            return [Map(product, "mul", (s.a, s.b)), Reduce(s.out, "+", s.axes, product, s.acc)]
         for x, y in ((s.a, s.b), (s.b, s.a)):
             alone = tuple(a for a in s.axes if a in x.axes and a not in y.axes)
             if alone:
