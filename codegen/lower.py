@@ -205,6 +205,7 @@ class _Lowering:
         self.k, self.buffers, self.dtype = kernel, buffers, compute_dtype
         self.streamed = frozenset(a for a, x in kernel.axes.items() if x.role == "loop")
         self.axes_memo: dict[frozenset[str], frozenset[str]] = {}
+        self.places: dict[tuple[frozenset[str], Path], Path] = {}
         self.below_memo: dict[Term, dict[Term, int]] = {}
         self.members: dict[
             Path, dict[Term | Path | plan.Store, None]
@@ -276,11 +277,14 @@ class _Lowering:
 
     # ---- where things live
     def place(self, free: frozenset[str], ctx: Path) -> Path:
-        want = self.axes(free) & self.streamed
-        for n in range(len(ctx) + 1):
-            if want <= {a for a, _ in ctx[:n]}:
-                return ctx[:n]
-        raise LoweringError(f"a value over {sorted(want)} is needed outside its loops in {self.k.name}")
+        key = free, ctx
+        if key not in self.places:
+            want = self.axes(free) & self.streamed
+            fits = (ctx[:n] for n in range(len(ctx) + 1) if want <= {a for a, _ in ctx[:n]})
+            if (found := next(fits, None)) is None:
+                raise LoweringError(f"a value over {sorted(want)} is needed outside its loops in {self.k.name}")
+            self.places[key] = found
+        return self.places[key]
 
     def below(self, t: Term) -> dict[Term, int]:
         """Reductions over loop axes at or below t, with their depths."""

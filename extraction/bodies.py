@@ -75,6 +75,10 @@ class Bodies(Options):
         for options in self.options:
             self.offset.append(at)
             at += len(options) + 1
+        # by bit of `chosen`; and options that may do a body's work in another way
+        self.owner = [(c, o) for c, options in enumerate(self.options) for o in (*options, None)]
+        self.sharing = [[o for o in options if o.items and o.leaf < 0 and not o.renamed] for options in self.options]
+        self.several = self.union(1 << c for c, options in enumerate(self.options) if len(options) > 1 and self.sharing[c])
         self.table: list[list[State]] = [[] for _ in self.options]
         self.loaded = sum(1 << c for c in range(len(self.options)) if self._in_memory(c))
         reduced = self.union(o.reduced for options in self.options for o in options)
@@ -249,32 +253,58 @@ class Bodies(Options):
     def shared(self, s: State, roots: tuple[int, ...]) -> State:
         """The body with other options where these add no work to what it does anyway: where a class is a pivot of a fold that the
         body computes, say, rather than a multiple of another maximum."""
-        for c in bits(s.classes):
-            old = self.choice(s, c)
-            for i, o in enumerate(self.options[c]) if old is not None and old.items else ():
-                adds = o.items & ~s.items or not o.items or o.leaf >= 0 or o.renamed or o.reduced & ~s.reduced
-                if o is old or adds or not all(s.classes >> x & 1 for x in o.children):
+        taken = self.taken(s)
+        for c in bits(s.classes & self.several):
+            old = taken.get(c)
+            if old is None or not old.items:
+                continue
+            for o in self.sharing[c]:
+                if o is old or o.items & ~s.items or o.reduced & ~s.reduced or not all(x in taken for x in o.children):
                     continue
-                if not any(self.needs(s, x) >> c & 1 for x in o.children):
-                    new = self.reached(s, roots, {c: i})
-                    if new.items & s.items == new.items != s.items:
-                        s = new
+                if not old.items & ~o.items and set(old.children) <= set(o.children):
+                    continue  # nothing would go
+                if not any(self.needs(taken, x) >> c & 1 for x in o.children):
+                    kept = self.kept_items(taken | {c: o}, roots)
+                    if kept & s.items == kept != s.items:
+                        taken[c] = o
+                        s = self.reached(s, taken, roots)
+                        taken = self.taken(s)
                         break
         return s
 
-    def needs(self, s: State, c: int) -> int:
+    def taken(self, s: State) -> dict[int, Option | None]:
+        """The option of each class of a body; None: it is read from memory."""
+        return {c: o for c, o in (self.owner[k] for k in bits(s.chosen))}
+
+    def needs(self, taken: dict[int, Option | None], c: int) -> int:
         """Bits of the classes that a class is computed from in a body, itself among them."""
         seen, todo = 0, [c]
         while todo:
             x = todo.pop()
             if not seen >> x & 1:
                 seen |= 1 << x
-                o = self.choice(s, x)
-                todo += o.children if o is not None else ()
+                if (o := taken[x]) is not None:
+                    todo += o.children
         return seen
 
-    def reached(self, s: State, roots: tuple[int, ...], other: dict[int, int]) -> State:
-        """What is left of a body with other options (their places) for some classes."""
+    def kept_items(self, taken: dict[int, Option | None], roots: tuple[int, ...]) -> int:
+        """The work of what the roots reach by these options."""
+        items, todo, seen = 0, list(roots), set(roots)
+        while todo:
+            c = todo.pop()
+            o = taken[c]
+            if o is None:
+                items |= self.read(c)
+                continue
+            items |= o.items
+            for x in o.children:
+                if x not in seen:
+                    seen.add(x)
+                    todo.append(x)
+        return items
+
+    def reached(self, s: State, taken: dict[int, Option | None], roots: tuple[int, ...]) -> State:
+        """What is left of a body with these options."""
         chosen = classes = items = leaves = reduced = 0
         todo = list(roots)
         while todo:
@@ -282,7 +312,7 @@ class Bodies(Options):
             if classes >> c & 1:
                 continue
             classes |= 1 << c
-            o = self.options[c][other[c]] if c in other else self.choice(s, c)
+            o = taken[c]
             if o is None:
                 chosen |= 1 << (self.offset[c] + len(self.options[c]))
                 items, leaves = items | self.read(c), leaves | 1 << c

@@ -9,10 +9,11 @@ from typing import Protocol
 def bits(mask: int) -> list[int]:
     """Places of the bits that are set."""
     out = []
-    while mask:
-        low = mask & -mask
-        out.append(low.bit_length() - 1)
-        mask ^= low
+    digits = bin(mask)[:1:-1]  # the lowest first; looking through text is quicker than arithmetic on long integers
+    at = digits.find("1")
+    while at >= 0:
+        out.append(at)
+        at = digits.find("1", at + 1)
     return out
 
 

@@ -74,13 +74,15 @@ class _Plans:
 
 @dataclass(frozen=True)
 class _Next:
-    """A kernel to try: guess and bound of the whole plan with it, its roots and body, and what is left to store."""
+    """A kernel to try: guess and bound of the whole plan with it, its roots and body, what is left to store, and the least time
+    that this takes if the guess at it is not much too high."""
 
     guess: float
     bound: float
     roots: tuple[int, ...]
     state: State
     rest: frozenset[int]
+    after: float
 
 
 class Search:
@@ -98,6 +100,8 @@ class Search:
         self._mate_memo: dict[tuple[int, int], bool] = {}
         self._views: dict[str | None, Bodies] = {}
         self._priced: dict[tuple, list[Scored]] = {}
+        self._cheapest: dict[tuple[int, int], np.ndarray] = {}
+        self._next: dict[tuple[str | None, frozenset[int]], list[_Next]] = {}
         self._complete: list[Choice] = []
         self._split: Split | None = None
         self._memo: dict[frozenset[int], _Plans] = {}
@@ -187,10 +191,10 @@ class Search:
             if not kernels:
                 continue
             done += 1
-            took = cheapest(kernels, n)
+            took = self._took(kernels, n)
             fits = np.isfinite(took)
             room = float((np.minimum(limit, best.seconds * slack) - np.where(fits, took, 0.0))[fits].max(initial=-math.inf))
-            if max(self._floor(o.rest), HOPEFUL * self._guess(o.rest)) < room:
+            if o.after < room:
                 self._extend(best, kernels, self.solve(o.rest, room, depth + 1), top)
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
@@ -221,16 +225,25 @@ class Search:
                 self._complete.append(Choice(float(total[i]), (*after.kernels[i], k), self._split, i))
 
     def _options(self, wanted: frozenset[int]) -> list[_Next]:
-        """Every next kernel, most promising first."""
+        """Every next kernel, most promising first.  (Asked again with every larger budget, they stay the same.)"""
+        key = self._split.axis if self._split is not None else None, wanted
+        if key not in self._next:
+            self._next[key] = self._ranked(wanted)
+        return self._next[key]
+
+    def _ranked(self, wanted: frozenset[int]) -> list[_Next]:
         last = max(wanted, key=lambda c: self.r.rank[c])
         bodies = self._view(self.partial.get(last))
         out = []
+        axis = self._split.axis if self._split is not None else None
+        # partial results may be read only where their axis is the one that this run splits
+        others_parts = sum(1 << c for c, a in self.partial.items() if a != axis)
         ahead: dict[frozenset[int], tuple[float, float]] = {}
         for group in self._groups(last, wanted):
             others = wanted - frozenset(group)
             copied = frozenset().union(*(self._copied[c] for c in group))
             for b in bodies.kernels(group):
-                if b.leaves and self.partial and not self._allowed(b.leaves):
+                if b.state.leaves & others_parts:
                     continue
                 if copied & b.leaves:
                     continue
@@ -239,13 +252,9 @@ class Search:
                     ahead[rest] = self._floor(rest), self._guess(rest)
                 floor, later = ahead[rest]
                 if math.isfinite(b.bound + floor):
-                    out.append(_Next(b.guess + later, b.bound + floor, group, b.state, rest))
+                    after = max(floor, HOPEFUL * later)
+                    out.append(_Next(b.guess + later, b.bound + floor, group, b.state, rest, after))
         return sorted(out, key=lambda o: (o.guess, o.roots, o.state.chosen))
-
-    def _allowed(self, leaves: frozenset[int]) -> bool:
-        """Partial results may be read only where their axis is the one that this run splits."""
-        axis = self._split.axis if self._split is not None else None
-        return all(self.partial.get(c, axis) == axis for c in leaves)
 
     def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
         """The body under every assignment of roles that can be lowered, priced."""
@@ -255,6 +264,13 @@ class Search:
         if key not in self._priced:
             self._priced[key] = self.pricer.price(roots, bodies, s, self._split)
         return self._priced[key]
+
+    def _took(self, kernels: list[Scored], n: int) -> np.ndarray:
+        """Best time over roles at each of n numbers of parts."""
+        key = id(kernels), n  # lists that are kept in `_priced`
+        if key not in self._cheapest:
+            self._cheapest[key] = np.min(np.stack([np.broadcast_to(k.seconds, (n,)) for k in kernels]), 0)
+        return self._cheapest[key]
 
     # ---- what is known before lowering
     def _view(self, split: str | None) -> Bodies:
@@ -330,11 +346,6 @@ def copied(region: Region) -> list[frozenset[int]]:
         for w in ws:
             out[w].add(c)
     return [frozenset(x - {c}) for c, x in enumerate(out)]
-
-
-def cheapest(kernels: list[Scored], n: int) -> np.ndarray:
-    """Best time over roles at each number of parts."""
-    return np.min(np.stack([np.broadcast_to(k.seconds, (n,)) for k in kernels]), 0)
 
 
 def same(a: Choice, b: Choice) -> bool:

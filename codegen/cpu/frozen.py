@@ -81,9 +81,10 @@ class Frozen:
 
 def freeze(p: TileProgram) -> Frozen | None:
     """The program with pivots frozen, if that leaves its results as they are, pays, and can be foreseen to succeed."""
-    tops = [s.out.id for s in walk(p.body) if isinstance(s, Reduce) and s.op in ("max", "min")]
-    if not tops or loose_limits(p):
-        return None
+    statements = list(walk(p.body))
+    tops = [s.out.id for s in statements if isinstance(s, Reduce) and s.op in ("max", "min")]
+    if not tops or not any(isinstance(s, Map) and s.fn == "exp" for s in statements) or loose_limits(p):
+        return None  # without exponentials there is nothing that a pivot serves
     for pivots in dict.fromkeys([tuple(tops), *((t,) for t in tops)]):
         try:
             return _Freeze(p, set(pivots)).run()
