@@ -86,6 +86,7 @@ class Bodies(Options):
         self._wide: dict[int, list[State]] = {}
         self._roots: dict[tuple[int, ...], list[Body]] = {}
         self._writes: dict[tuple[int, ...], float] = {}
+        self._plainly: dict[tuple[int, int], int] = {}
         self._fill()
 
     # ---- the table
@@ -198,7 +199,19 @@ class Bodies(Options):
     def busy(self, s: State) -> Vec:
         """Seconds by resource."""
         v = s.vec
+        if (long := self.plainly(s)) and (t := self.vec(long)[0]):
+            v = (max(v[0] - t, 0.0), v[1] + t * self.plain, v[2], v[3])
         return (v[0] * self.slow, v[1], v[2], v[3]) if s.mixed else v
+
+    def plainly(self, s: State) -> int:
+        """Products (items) that no matrix unit does, since an operand lies in memory with more than 16 bits."""
+        items = s.items & self.affected
+        if not items or not (long := s.factors & self.long & (self.loaded | s.leaves)):
+            return 0
+        key = items, long
+        if key not in self._plainly:
+            self._plainly[key] = self.union(1 << i for i in bits(items) if self.alone[i] & long)
+        return self._plainly[key]
 
     def _rate(self, s: State) -> None:
         """A guess for ranking: mostly the dominant resource, more for every further pass, and what the leaves cost to make."""
@@ -369,8 +382,11 @@ class Bodies(Options):
         whole = free  # axes along which every block reads something of its own
         busy = [v[0], v[1], v[2]]
         least = 0.03 * max(*busy, moved)
+        plainly = self.plainly(s)
         for i in bits(s.items):
             w = self.vecs[i]
+            if plainly >> i & 1:
+                w = (0.0, w[1] + w[0] * self.plain, w[2], w[3])
             if w[3] > 0.05 * v[3]:
                 whole &= self.item_axes[i]
             if w[0] + w[1] + w[2] > least:

@@ -72,6 +72,14 @@ class Options:
         self.rate = tuple((model.floor(Work(**{k: 1e15})) - self.launch) / 1e15 for k in kinds)
         mixed = (model.floor(Work(mixed=1e15)) - self.launch) / 1e15
         self.slow = max(mixed / self.rate[0], 1.0) if self.rate[0] else 1.0  # how much longer mixed products take
+        # how much longer those take of numbers that memory holds in more than 16 bits: no matrix unit does them
+        self.plain = self.rate[1] / 2 / self.rate[0] if model.tensor_dtypes and self.rate[0] else 1.0
+        if self.plain > 1.0 and not self._rounds():
+            self.rate, self.slow, self.plain = (self.rate[0] * self.plain, *self.rate[1:]), 1.0, 1.0
+        classes = range(len(region.nodes)) if self.plain > 1.0 else ()
+        self.long = self.union(1 << c for c in classes if DTYPES[self._held(c)] > 2)  # classes held so where they lie in memory
+        self.alone: dict[int, int] = {}  # place of an item → those of them that are an operand of its product by themselves
+        self.affected = 0  # items that have any
         self.bit: dict[str, int] = {}
         self.size: list[float] = []  # extent of each axis, by bit
         self.vecs: list[Vec] = []  # of each item
@@ -158,14 +166,25 @@ class Options:
         wide = factors[order[0]]
         return [i for i in order if not factors[i] & ~wide], [i for i in order if factors[i] & ~wide]
 
-    def product(self, key: object, factors: list[int], summed: int) -> int:
-        """Item of a sum over `summed` of a product of tensors with these axes.  Factors are gathered into two operands first."""
+    def product(self, key: object, factors: list[int], summed: int, classes: tuple[int, ...]) -> int:
+        """Item of a sum over `summed` of a product of tensors with these axes (classes: which they are, −1: none).  Factors are
+        gathered into two operands first."""
         near, others = self.gathered(factors)
         left, right = (self.union(factors[i] for i in g) for g in (near, others))
         every = left | right | summed
         if self.matrices(left, right, summed):
             ahead = (len(near) - 1) * self.count(left) + max(len(others) - 1, 0) * self.count(right)
-            return self.item(key, every, tensor=2.0 * self.count(every), ops=ahead)
+            item = self.item(key, every, tensor=2.0 * self.count(every), ops=ahead)
+            # a factor is an operand by itself for sure if every other one has an axis that it has not
+            alone = self.union(
+                1 << c
+                for i, c in enumerate(classes)
+                if c >= 0 and all(f & ~factors[i] for j, f in enumerate(factors) if j != i)
+            )
+            if alone & self.long:
+                self.alone[item.bit_length() - 1] = alone & self.long
+                self.affected |= item
+            return item
         return self.item(key, every, ops=self.count(every))
 
     @staticmethod
@@ -225,6 +244,18 @@ class Options:
     def _in_memory(self, c: int) -> bool:
         return self.r.input_of(c) is not None or self.r.stored(c) is not None
 
+    def _held(self, c: int) -> str:
+        """The type that a class has in memory."""
+        if (own := self.r.input_of(c)) is not None:
+            return self.r.inputs[own.attr[0]].dtype  # type: ignore[index]
+        stored = self.r.stored(c)
+        return stored.dtype if stored is not None else self.r.dtype[c]
+
+    def _rounds(self) -> bool:
+        """May products run on matrix units?  Where nothing in memory has 16 bits or less, no operand has."""
+        small = any(DTYPES[m.dtype] <= 2 for m in self.r.inputs.values())
+        return self.r.compute_dtype != "float64" and (self.r.half is not None or small)
+
     def _walks(self, axis: str) -> bool:
         """May a kernel of this view reduce over the axis?  Of the split axis only its inner part; of others not an inner part."""
         return axis not in (self.split, f"{self.split}.o") and (not axis.endswith(".i") or axis in self.parts)
@@ -244,7 +275,7 @@ class Options:
         for m in self.r.nodes[x] if op == "+" else ():
             if m.op == "mul":
                 axes_of = [self.ax(a) for a in m.args]
-                items = self.product(("sum", c, m.args), axes_of, k)
+                items = self.product(("sum", c, m.args), axes_of, k, m.args)
                 yield Option("node", n, tuple(dict.fromkeys(m.args)), items, m, reduced=k, sides=self.sides(m.args, axes_of, k))
         axes = self.ax(x) | k
         key = ("pivot", axis, x, op) if op in ("max", "min") else ("sum", c, op, x)  # the pivot of a fold is one with its reduction
@@ -276,8 +307,9 @@ class Options:
                     products[x] = m
                     children += m.args
                     items |= self._weights(axis, own, e, over)
-                    items |= self.product(("absorb", axis, own, m.args, str(e)), [over, *map(self.ax, m.args)], k)
-                    sides += self.sides((-1, *m.args), [over, *map(self.ax, m.args)], k)
+                    factors = [over, *map(self.ax, m.args)]
+                    items |= self.product(("absorb", axis, own, m.args, str(e)), factors, k, (-1, *m.args))
+                    sides += self.sides((-1, *m.args), factors, k)
                     continue
                 children.append(x)
                 axes = self.ax(x)
@@ -286,7 +318,8 @@ class Options:
                     continue
                 items |= self._weights(axis, own, e, over)
                 key = ("absorb", axis, own, x, str(e))
-                items |= self.product(key, [over, axes], k) if axes & ~over else self.item(key, over, ops=self.count(over))
+                wide = axes & ~over
+                items |= self.product(key, [over, axes], k, (-1, x)) if wide else self.item(key, over, ops=self.count(over))
                 if self.matrices(over, axes, k):
                     sides.append((x,))
         yield Option(
