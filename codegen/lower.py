@@ -153,7 +153,7 @@ Vanishing = dict[tuple[Term, float], frozenset[Affine]]
 
 def vanishing(t: Term, to: float, memo: Vanishing) -> frozenset[Affine]:
     """Constraints each of which, where it is negative, makes `t` equal to `to` (0, −inf or inf).  A factor 0 wins."""
-    for x in T.postorder([t]):
+    for x in T.postorder([t]) if (t, to) not in memo else ():
         for value in (0.0, -math.inf, math.inf):
             if (x, value) not in memo:
                 memo[x, value] = _vanishing(x, value, memo)
@@ -497,7 +497,7 @@ class _Lowering:
 
     def stands_for_row(self, t: Term) -> bool:
         """Is the value one of few: a sum over rows of something as wide, or made of one?"""
-        for x in T.postorder([t]):
+        for x in T.postorder([t]) if t not in self.row_memo else ():
             if x not in self.row_memo:
                 self.row_memo[x] = self._stands_for_row(x)
         return self.row_memo[t]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -77,7 +78,14 @@ def live_share(constraints: tuple[Affine, ...], sizes: Sizes) -> tuple[Array, Ar
         np.broadcast_arrays(*[x[a] for a in axes for x in (sizes.tile, sizes.extent)], np.ones(sizes.points))[:-1], 1
     )
     unique, where = np.unique(table, axis=0, return_inverse=True)
-    where = where.reshape(-1)
+    alive, full = _shares(constraints, tuple(axes), unique.shape, unique.tobytes())
+    return alive[where.reshape(-1)], full[where.reshape(-1)]
+
+
+@lru_cache(256)
+def _shares(constraints: tuple[Affine, ...], axes: tuple[str, ...], shape: tuple[int, int], table: bytes) -> tuple[Array, Array]:
+    """The two shares for each row of a table of the axes' tiles and extents.  (Many programs of one search ask for the same.)"""
+    unique = np.frombuffer(table).reshape(shape)
     n = np.arange(SAMPLES) + 0.5
     alive = np.ones((len(unique), SAMPLES), bool)
     full = np.ones_like(alive)
@@ -101,7 +109,7 @@ def live_share(constraints: tuple[Affine, ...], sizes: Sizes) -> tuple[Array, Ar
         alive &= most >= 0
         full &= least >= 0
     # a loop that a block never enters still costs its start: at least one sample's worth
-    return np.maximum(alive.mean(1), 1.0 / SAMPLES)[where], full.mean(1)[where]
+    return np.maximum(alive.mean(1), 1.0 / SAMPLES), full.mean(1)
 
 
 _STEPS = (0.6180339887498949, 0.7548776662466927, 0.8191725133961645)

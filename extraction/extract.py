@@ -53,7 +53,8 @@ class Extraction:
     form        the chosen form of each output in mathematical notation, with what kernels store written out
     candidates  plans that lost, cheapest first
     chosen      class → e-nodes that the plan computes it by: most often one
-    stats       counts (regions; searched: distinct ones; nodes: usable; lowerings; points) and "seconds"
+    stats       counts (regions; searched: distinct ones; nodes: usable; lowerings, their statements and points; sets: of classes whose
+                next kernels were ranked) and "seconds"
     """
 
     plan: Plan
@@ -131,7 +132,8 @@ def _extract(
     build = Builder(classes, model)
     cones = regions(classes, forced_cuts(classes, model) | compared, compared)
     found: dict[tuple, Found] = {}
-    stats: dict[str, float] = {"regions": len(cones), "nodes": sum(map(len, nodes.values())), "lowerings": 0, "points": 0}
+    stats: dict[str, float] = {"regions": len(cones), "nodes": sum(map(len, nodes.values()))}
+    stats |= dict.fromkeys(("lowerings", "statements", "points", "sets"), 0)
     for done, cone in enumerate(cones):
         region, binding = canonical(classes, cone, build.stored)
         if region.key not in found:

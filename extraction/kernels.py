@@ -82,6 +82,7 @@ class Pricer:
         self.lowerings = 0
         self.statements = 0
         self.points = 0
+        self._known: dict[tuple, list[Scored]] = {}
 
     def names(self) -> Names:
         return Names(lambda a: a, lambda x: x, self.memory)
@@ -107,6 +108,21 @@ class Pricer:
         """The kernel under each assignment of roles that can be lowered."""
         stores, buffers = stores_of(self.r, roots, bodies, state, self.names())
         terms = [s.term for s in stores]
+        key = roots, bodies.split, state.leaves, tuple(terms), None if split is None else split.axis
+        if key not in self._known:  # other choices may come to the same terms
+            self._known[key] = self._scored(roots, bodies, state, split, stores, buffers, terms)
+        return self._known[key]
+
+    def _scored(
+        self,
+        roots: tuple[int, ...],
+        bodies: Bodies,
+        state: State,
+        split: Split | None,
+        stores: tuple[Store, ...],
+        buffers: dict[str, Buffer],
+        terms: list[Term],
+    ) -> list[Scored]:
         held = frozenset(a for s in stores for a in s.term.free) | frozenset(a for s in stores for ix in s.index for a in ix.axes)
         reduced, sums = reductions(terms)
         axes = walked_axes(held, reduced)

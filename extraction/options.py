@@ -177,9 +177,7 @@ class Options:
             item = self.item(key, every, tensor=2.0 * self.count(every), ops=ahead)
             # a factor is an operand by itself for sure if every other one has an axis that it has not
             alone = self.union(
-                1 << c
-                for i, c in enumerate(classes)
-                if c >= 0 and all(f & ~factors[i] for j, f in enumerate(factors) if j != i)
+                1 << c for i, c in enumerate(classes) if c >= 0 and all(f & ~factors[i] for j, f in enumerate(factors) if j != i)
             )
             if alone & self.long:
                 self.alone[item.bit_length() - 1] = alone & self.long
@@ -278,7 +276,9 @@ class Options:
                 items = self.product(("sum", c, m.args), axes_of, k, m.args)
                 yield Option("node", n, tuple(dict.fromkeys(m.args)), items, m, reduced=k, sides=self.sides(m.args, axes_of, k))
         axes = self.ax(x) | k
-        key = ("pivot", axis, x, op) if op in ("max", "min") else ("sum", c, op, x)  # the pivot of a fold is one with its reduction
+        key = (
+            ("pivot", axis, x, op) if op in ("max", "min") else ("sum", c, op, x)
+        )  # the pivot of a fold is one with its reduction
         yield Option("node", n, (x,), self.item(key, axes, ops=self.count(axes)), reduced=k)
 
     def _folds(self, c: int, n: Node) -> Iterator[Option]:

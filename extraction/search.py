@@ -130,7 +130,8 @@ class Search:
         ranked.remove(best)
         if not ranked and (apart := self._apart()) is not None and not same(apart, best):
             ranked.append(apart)  # something to compare with
-        stats = {"lowerings": self.pricer.lowerings, "points": self.pricer.points}
+        stats = {"lowerings": self.pricer.lowerings, "statements": self.pricer.statements, "points": self.pricer.points}
+        stats["sets"] = len(self._next)
         return Found(best, ranked[: self.limits.candidates], stats)
 
     def _apart(self) -> Choice | None:
