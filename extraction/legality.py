@@ -23,8 +23,9 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
 
     Where a payload is carried with its extremum, looking for the extremum by comparison is no way to get it, not even the source's:
     values that are computed twice may be rounded in two ways.  And a difference that the source takes first is not opened: (x − m) − y
-    may be small where m + y is large.
+    may be small where m + y is large, and so may (x − m)·y where m is a reduction, beside x·y and m·y.
     """
+    centred = _Centred(graph)
     carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}
     narrow = _operands(graph) if operand_dtype == "float16" else frozenset()
 
@@ -32,6 +33,8 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
         if c in carried and n.op == "red":
             return False
         if n.op == "add" and n.why != "source" and len(n.args) > 2 and numerics != "fast" and _opens_difference(graph, c, n):
+            return False
+        if n.op == "add" and n.why != "source" and numerics != "fast" and centred.opened(c, n):
             return False
         if n.why == "source" or n.op != "un" or numerics == "fast":
             return True
@@ -53,6 +56,52 @@ def _opens_difference(graph: Graph, c: int, n: Node) -> bool:
     inside = {a for m in graph.nodes[c] if m.op == "add" and m.why == "source" for a in m.args} - set(n.args)
     sums = (set(m.args) for a in inside for m in graph.nodes[a] if m.op == "add")
     return any(s < set(n.args) and any(_is_negative(graph, a) for a in s) for s in sums)
+
+
+class _Centred:
+    """Products, and sums of them, that the source makes of what it has centred: factors x − m, m a reduction."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.differences = frozenset(c for c in graph.nodes if self._is_centred(c))
+        self.wanted = {c: f for c in graph.nodes if (f := self._factors(c))} if self.differences else {}
+
+    def _is_centred(self, c: int) -> bool:
+        for n in self.graph.nodes[c]:
+            if n.op == "add" and n.why == "source" and len(n.args) == 2:
+                negative = [a for a in n.args if _is_negative(self.graph, a)]
+                if len(negative) == 1 and any(self._reduced(a) for m in self.graph.nodes[negative[0]] for a in m.args):
+                    return True
+        return False
+
+    def _reduced(self, c: int) -> bool:
+        """Is it a reduction, or a multiple of one?"""
+        nodes = self.graph.nodes
+        return any(
+            m.op in ("red", "fold") or (m.op == "mul" and any(k.op in ("red", "fold") for a in m.args for k in nodes[a]))
+            for m in nodes[c]
+        )
+
+    def _factors(self, c: int) -> frozenset[int]:
+        """Centred factors of the source's product, or of what its sum sums."""
+        for n in self.graph.nodes[c]:
+            if n.why == "source":
+                if n.op == "mul":
+                    return self.differences & set(n.args)
+                if n.op == "red" and n.attr[0] == "+":  # type: ignore[index]
+                    return self._factors(n.args[0])
+        return frozenset()
+
+    def opened(self, c: int, n: Node) -> bool:
+        """Does the sum lack such a factor in one of its terms?  (Folds have it: they are centred.)"""
+        wanted = self.wanted.get(c)
+        return bool(wanted) and not all(self._has(a, f) for f in wanted for a in n.args)
+
+    def _has(self, c: int, factor: int, depth: int = 4) -> bool:
+        return c == factor or any(
+            n.op == "fold" or (n.op in ("mul", "red") and depth > 0 and any(self._has(a, factor, depth - 1) for a in n.args))
+            for n in self.graph.nodes[c]
+        )
 
 
 def _is_negative(graph: Graph, c: int) -> bool:

@@ -35,6 +35,7 @@ _USED = (
     "exp-of-parted-sum",
     "sum-factor-out",
     "reciprocal-of-product",
+    "reciprocal-of-multiple",
     "distribute",
     "sum-of-sum",
     "sum-of-constant",

@@ -312,6 +312,24 @@ def test_fast_numerics_relax() -> None:
     assert legal_nodes(g, "float32", None, "fast")[1]
 
 
+def test_centred_products_stay_centred() -> None:
+    """(x − m)·(y − m) is no sum of x·y, x·m and m·m, which cancel where both differences are small; with m an input it may be."""
+
+    def program(reduced: bool) -> Program:
+        def f(x: Any, m: Any) -> Any:
+            d = x - (xp.min(x, axis=-1, keepdims=True) if reduced else m)
+            return d.mT @ d
+
+        return en.trace(f, en.TensorSpec((6, 4)), en.TensorSpec((6, 1)))
+
+    for reduced in (True, False):
+        g = egraph.saturate(program(reduced)).graph
+        (out,) = g.outputs
+        opened = [n for n in g.nodes[out] if n.op == "add"]
+        assert opened and bool([n for n in legal_nodes(g, "float32", None)[out] if n.op == "add"]) is not reduced
+        assert [n for n in legal_nodes(g, "float32", None, "fast")[out] if n.op == "add"] == opened
+
+
 def test_no_legal_form_is_an_error() -> None:
     g, _ = one("exp", -math.inf, math.inf)
     program = en.trace(lambda x: xp.exp(x), S((), "float32"))

@@ -216,3 +216,24 @@ def test_constants_that_are_infinite() -> None:
     g, by_term, t = graph({"S": "finite masked"})
     assert hold(g, by_term, "k", red("+", "k", t["S"]), red("max", "k", t["S"]))  # of finite values: nothing to see
     assert not hold(g, by_term, "k", add(red("+", "k", t["S"]), num(-math.inf)), red("max", "k", t["S"]))
+
+
+# ------------------------------------------------------------------ zeros have no sign
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, y: xp.reciprocal(xp.sum(x * y * -0.2, axis=0)),
+        lambda x, y: xp.sum(x / (y * -3.0), axis=0) - xp.sum(x / (y * 3.0), axis=0),
+        lambda x, y: xp.exp(xp.reciprocal(xp.log(xp.exp(x - x)) * -1.0) - xp.reciprocal(x - x)),
+        lambda x, y: y / (x * y) * -1.0 + 1.0 / (-1.0 * x),
+    ],
+)
+@pytest.mark.parametrize("zeros", ["x", "y", "both"])
+def test_poles(f: Callable, zeros: str) -> None:
+    """−1·0 is 0, so 1/0 is no multiple of 1/(−1·0): the one is ∞, the other −∞, and a class has one value."""
+    p = trace(f, *(TensorSpec((4,), "float64") for _ in "xy"))
+    arrays = {i.name: np.zeros(4) if zeros in (i.name, "both") else np.array([1.0, -1.0, 2.0, 0.0]) for i in p.inputs}
+    verdict = check_graph(saturate(p), p, arrays=arrays)
+    assert verdict, verdict.counterexample
