@@ -66,7 +66,8 @@ def hold(
     for name, x in masked.items():
         if name in along:
             loose[name] = np.where(dropped.reshape(-1, *[1] * (x.ndim - 1)), x, loose[name])
-    env, memo = Env(extents, loose), {}
+    env = Env(extents, loose)
+    memo: dict[Term, Value] = {}
     return not _apart(values(terms[0], env, memo), values(terms[1], env, memo)).any()
 
 

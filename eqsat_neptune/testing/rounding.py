@@ -46,7 +46,8 @@ def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -
     """With the error of one more rounding, and of sums in any order."""
     if t.op in _EXACT or t.attr in PREDICATES:
         return a
-    scale, lost = np.abs(a.x), np.False_
+    scale = np.abs(a.x)
+    lost: np.ndarray | np.bool = np.False_
     if t.op == "red" and t.attr[0] == "+":  # type: ignore[index]
         order, parts = env.explicit(t.attr[1], args[0].value, 0.0)  # type: ignore[index]
         total = np.abs(np.where(np.isfinite(parts), parts, 0.0)).sum(axis=0)
