@@ -95,7 +95,7 @@ class _Centred:
     def opened(self, c: int, n: Node) -> bool:
         """Does the sum lack such a factor in one of its terms?  (Folds have it: they are centred.)"""
         wanted = self.wanted.get(c)
-        return bool(wanted) and not all(self._has(a, f) for f in wanted for a in n.args)
+        return wanted is not None and not all(self._has(a, f) for f in wanted for a in n.args)
 
     def _has(self, c: int, factor: int, depth: int = 4) -> bool:
         return c == factor or any(
