@@ -231,6 +231,31 @@ def test_attention_tile_is_one_that_kernels_have() -> None:
         assert 4 * 4096**2 * 128 * 32 / t > 0.3 * machine.tensor, machine.name
 
 
+def test_products_of_few_columns_wait_for_shared_memory() -> None:
+    """Both operands lie there: a step of 64 × n × 16 reads 64 + n rows, whatever n is."""
+    p = attention(d=256)
+    few, many = (seconds(H, p, q=128, k=k, d=256, e=256) for k in (32, 80))
+    assert few > 1.1 * many
+    assert seconds(H, p, q=128, k=96, d=256, e=256) > many  # two stages of those do not fit
+
+
+def test_three_warpgroups_hide_more_of_the_elementwise_work() -> None:
+    """Where it takes as long as the products, two of them leave the units idle in turn."""
+    p = attention(n=12288, d=64)
+    two, three = (seconds(H, p, q=q, k=128, d=64, e=64) for q in (128, 192))
+    assert three < 0.9 * two
+
+
+def test_tiles_around_those_of_a_pipeline() -> None:
+    p = attention(d=64)
+    tiles, extents = {"h": 1, "q": 128, "d": 64, "e": 64, "k": 128}, {a: x.extent for a, x in p.axes.items()}
+    found = H.finer(p, tiles, extents)
+    assert {64, 96, 128, 192} <= set(found["q"]) and set(found["k"]) == set(range(16, 257, 16))
+    assert {a: found[a] for a in "hde"} == {"h": (1,), "d": (64,), "e": (64,)}
+    alone = product(8192, 8192, 8192)
+    assert H.finer(alone, {"m": 128, "n": 128, "k": 64}, {"m": 8192, "n": 8192, "k": 8192}) == {"m": (128,), "n": (128,), "k": (64,)}
+
+
 def test_few_blocks_leave_the_machine_idle() -> None:
     """Wave quantisation: 132 and 133 blocks differ by a wave."""
     one, two = (seconds(H, product(128 * n, 128, 4096), m=128, n=128, k=64) for n in (132, 133))

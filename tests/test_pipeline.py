@@ -182,6 +182,15 @@ def test_products_share_their_load(name: str) -> None:
     assert all(loads(p, b) == 1 for b, x in p.buffers.items() if x.kind == "input"), f"loaded more than once:\n{p}"
 
 
+@pytest.mark.parametrize(("d", "rows"), [(64, 192), (256, 128)])
+def test_tiles_of_pipelines_are_refined(d: int, rows: int) -> None:
+    """As many keys as registers and shared memory have room for, of two iterations at a time; three warpgroups where sums are small."""
+    (k,) = kernel("prefill_global", GPU, n=8192, d=d).plan.kernels
+    (keys,) = [x.tile for x in k.axes.values() if x.role == "loop"]
+    assert [x.tile for x in k.axes.values() if x.role == "grid"].count(rows) == 1 and k.choices["warpgroups"] == rows // 64
+    assert k.choices["overlap"] and keys >= 64 and keys % 16 == 0
+
+
 def test_gradient_of_the_queries_is_one_pass_over_the_keys() -> None:
     p = plan("attention_dq", GPU)
     n = CASES["attention_dq"].full["n"]
