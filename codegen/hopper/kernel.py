@@ -712,12 +712,14 @@ class Warpgroups(Fragments):
         """The last iteration's late products, beside the first early ones of the next tile."""
         t, pipe = self.t, self.pipe
         if not pipe.overlap:
-            t(f"const int coming = {next_work}();")
+            # The wait comes first, and results are read behind the loop in next_work: the assembler has been seen to move such reads up
+            # to where products_wait<1> had waited for an earlier product with the same sums, but not past a loop.
             t("products_wait<0>();")
             if not pipe.parts.early:
                 self.release_done()
                 self.pin_sums(states)
             self.release_fixed()
+            t(f"const int coming = {next_work}();")
             return
         for _, ring in self.fixed_early():
             t(f"{ring}.advance();")
