@@ -24,8 +24,9 @@ STAGES = (2, 3, 4, 6)
 STEP = 0.2e-6  # of one iteration: barriers, a turn, and what products and elementwise work take to begin and to end
 BESIDE = 2048  # bytes of shared memory that the planner leaves to barriers
 START = 1.4e-6  # first copies and the end of a tile of work, as far as they do not run beside others
-APART = 1.0e-6  # … where it has nothing beside it: it waits for early products, then for elementwise work, then for late products
+APART = 0.6e-6  # … where it has nothing beside it: it waits for early products, then for elementwise work, then for late products
 SPECIAL, OPS = 1.0, 1.0  # of one warpgroup: its elementwise work takes so many times as long as the unit by itself would
+CROWDED, LATER = 1.12, 0.5e-6  # with three warpgroups it takes so many times as long, and begins and ends so much later (measured)
 ALIKE = 6.0  # power mean of what limits a block: where two are alike, neither is reached
 
 
@@ -202,7 +203,7 @@ def price(
         if f.chained:
             busy = time[0] + SPECIAL * time[1] + OPS * time[2]
             chain = busy / groups + np.where(apart, APART, STEP) * trips
-            each = sum(x**ALIKE for x in (*time, chain)) ** (1.0 / ALIKE) + START
+            each = sum(x**ALIKE for x in (*time, chain)) ** (1.0 / ALIKE) * (CROWDED if groups > 2 else 1.0) + START + (LATER if groups > 2 else 0.0)
         else:
             each = most + (m.beside if groups > 1 else 0.6) * rest + trips * STEP / 8 + START
         for stages in STAGES:
