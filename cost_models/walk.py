@@ -122,7 +122,7 @@ def passing(program: TileProgram) -> dict[int, tuple[Value, ...]]:
     carried = {c.next.id for s in walk(program.body) if isinstance(s, Loop) for c in s.carries}
     out: dict[int, tuple[Value, ...]] = {}
     for s in reversed(list(walk(program.body))):
-        if isinstance(s, Map) and s.out.id not in carried and len(by := readers.get(s.out.id, ())) == 1:
+        if isinstance(s, Map) and s.out.id not in carried and len(by := readers.get(s.out.id, [])) == 1:
             if isinstance(by[0], Reduce) or (isinstance(by[0], Map) and by[0].out.id in out):
                 out[s.out.id] = s.args
     return out

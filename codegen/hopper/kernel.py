@@ -18,7 +18,7 @@ from ..cuda.layout import Layout
 from ..cuda.registers import Frame, LoopState
 from ..cuda.schedule import HALVES, Operand, RoundedSum, TilePlan
 from ..cuda.text import C_TYPES, Names, Text, affine, constant
-from ..tile import Carry, Contract, Gather, Loop, Map, Reduce, Stmt, Store, Value, operands
+from ..tile import Carry, Contract, Gather, Load, Loop, Map, Reduce, Stmt, Store, Value, operands
 from .maps import tensor_map
 from .planner import MOST_FAILED, READY, WORK_SLOTS, Parts, Pipeline
 
@@ -1007,7 +1007,7 @@ class Warpgroups(Fragments):
         aligned = not any(c % 8 for x, c in last.items() if x != a) and s.index[-1].const % 8 == 0 and b.shape[-1] % 8 == 0
         return whole and alone and inside and aligned
 
-    def elementwise(self, layout: Layout, members: list[Map | Gather], batch: set[int]) -> None:
+    def elementwise(self, layout: Layout, members: list[Map | Gather], loads: list[tuple[Layout, Load]]) -> None:
         """Results go where the last operand of their shape was: registers that products write then stay the same ones, and the
         compiler sees that nothing else touches them while products are under way.  So do those of a whole tile of work: it does not
         see that the next one's first product overwrites its sums, and would keep them beside the results."""
@@ -1026,7 +1026,7 @@ class Warpgroups(Fragments):
                 if name in scores and dead and name not in self.in_place.values():
                     self.in_place[m.out.id] = name
                     break
-        super().elementwise(layout, members, batch)
+        super().elementwise(layout, members, loads)
         self.in_place = {}
 
     def statement(self, s: Stmt) -> None:
