@@ -67,7 +67,9 @@ class Block:
     apart                       does no matrix product work on what another one has made?
     registers                   bytes of the tiles that lie in registers at the worst moment
     pieces                      (elements in 16 bytes, elements of the tile) of each tile that is loaded piece by piece where it is used
-    dram                        bytes that the whole kernel moves between memory and the chip, in whole lines
+    dram                        bytes that the whole kernel moves between memory and the chip
+    partial                     what is to be added to them where loads, not copies of whole boxes, share lines with other blocks' loads
+    common                      … of `l2`: what is read element by element and is the same for all blocks
     """
 
     def __init__(self, program: TileProgram, sizes: Sizes, steps: list[W.Step], blocks: Array, machine: Gpu):
@@ -98,6 +100,8 @@ class Block:
         self.staged, self.resident = t["staged"], t["resident"]
         self.registers = self._registers()
         self.dram = self._dram(blocks)
+        self.partial = self._partial()
+        self.common = self._common()
 
     # ---- matrix units
     def _on_units(self, s: Contract) -> bool:
@@ -276,12 +280,8 @@ class Block:
         m, sizes = self.m, self.sizes
         width = {x: DTYPES[d] for x, d in self.dtype.items()}
         total = self.tally["gathered"] * blocks
-        slow: dict[str, Array] = {}
-        for s in self.statements:
-            if isinstance(s, Load):
-                slow[s.buffer] = np.maximum(slow.get(s.buffer, 1.0), self._lines(s))
         for x, n in W.unique_elements(self.p, sizes).items():
-            total = total + n * width[x] * slow[x]
+            total = total + n * width[x]
         far = np.where(total > m.l2_bytes, 0.04, 0.0)
         mine: dict[str, Array] = {}
         for s in self.statements:
@@ -304,4 +304,23 @@ class Block:
             for a in sorted({a for ix in s.index for a in ix.axes if a in sizes.extent}):
                 n = n * sizes.extent[a]
             total = total + (n if b.kind == "temp" else np.minimum(n, max(b.size, 1))) * width[b.name]
+        return total
+
+    def _partial(self) -> Array:
+        slow: dict[str, Array] = {}
+        for s in self.statements:
+            if isinstance(s, Load):
+                slow[s.buffer] = np.maximum(slow.get(s.buffer, 1.0), self._lines(s))
+        read = W.unique_elements(self.p, self.sizes)
+        return sum((n * DTYPES[self.dtype[x]] * (slow[x] - 1.0) for x, n in read.items()), np.zeros(1))
+
+    def _common(self) -> Array:
+        total = np.zeros(1)
+        for step in self.steps:
+            s = step.stmt
+            if isinstance(s, Load) and not any(isinstance(f, Contract) for f in self.feeds.get(s.out.id, ())):
+                width, same = DTYPES[self.dtype[s.buffer]], np.ones(1)
+                for a in {a for ix in s.index for a in ix.axes if a in self.sizes.tile and self.p.axes[a].role == "grid"}:
+                    same = same * (self.sizes.trips(a) <= 1)
+                total = total + width * self.sizes.elements(s.out.axes) * step.runs * self._sectors(s, width) * same
         return total

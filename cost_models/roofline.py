@@ -20,6 +20,8 @@ WARPS = (4, 8)
 STAGES = (2, 3, 4)
 RESULTS = 64  # elements of all products' results in a loop that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
+HIDING = 16  # warps that keep a multiprocessor at work where a block loads, reduces, then computes
+ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few do, relative to what it pulls from memory
 START = 0.1  # … where blocks have no loop and others load beside their start and end
 
 
@@ -162,8 +164,11 @@ class Roofline:
         heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
         tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
         ops = m.ops64 if program.compute_dtype == "float64" else m.ops
-        share_of_memory = np.clip(b.dram / np.maximum(b.l2 * blocks, 1.0), 1e-3, 1.0)
-        whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special, b.l2 / m.l2)]
+        # what is small and the same for all blocks stays in the first-level cache, beside what streams through
+        common = np.where(b.common <= m.l1 / 2, b.common, 0.0) if not streams else np.zeros(1)
+        l2, dram = b.l2 - common, b.dram + b.partial
+        share_of_memory = np.clip(dram / np.maximum(l2 * blocks, 1.0), 1e-3, 1.0)
+        whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special)]
         rows: list[tuple[int, int, int, int, Array, dict[str, Array]]] = []
         for warps, cluster in itertools.product(WARPS, (1, *self._clusters(b, loops, sizes))):
             threads = warps * m.warp
@@ -172,12 +177,15 @@ class Roofline:
             # the blocks of a cluster have a part of the iterations each
             count, iterations = blocks * cluster, trips / cluster
             per_sm = tiled if cluster == 1 else np.ceil(count / m.sms)
-            fixed = whole if cluster == 1 else [x / cluster for x in whole]
+            # the second-level cache serves fewer multiprocessors faster
+            working = np.clip(count, 1.0, m.sms)
+            whole_l2 = l2 / np.minimum(m.l2 / working, np.maximum(m.l2 / m.sms, ALONE * m.pull))
+            fixed = [x / cluster for x in (*whole, whole_l2)]
             row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
             apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
             joined = 4.0 * warps * b.results  # bytes: in the end they join their sums
             together = b.per_row_warp + b.per_col_warp
-            shared = ((b.shared + np.where(shares, together, apart)) / cluster + np.where(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
+            shared = ((b.shared + common + np.where(shares, together, apart)) / cluster + np.where(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
             meet = m.meet + (cluster - 1) * joined / m.remote if cluster > 1 else np.zeros(1)
             held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
             pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
@@ -203,15 +211,16 @@ class Roofline:
                 share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
                 compute = per_sm * np.maximum(most, most + share * (total - most))
                 latency = np.ceil(count / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
-                flight = b.staged * max(stages - 1, 1) if streams else b.l2 / np.maximum(iterations, 1.0)
+                flight = b.staged * max(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)
                 piece = np.where(turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
-                memory = b.dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
+                memory = dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
                 if streams:
                     memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(count / m.sms, 1.0)
                     seconds = np.maximum(compute + latency, memory) + meet
                 else:  # a block loads, then computes: only other blocks' loads run beside its work
                     memory = memory + START * m.block * np.maximum(count / m.sms, 1.0)
-                    loads, work = np.maximum(memory, per_sm * fixed[3]), per_sm * (busy + share * (spent - busy)) + latency
+                    issue = np.maximum(HIDING / (together * warps), 1.0)  # few warps wait for their own results, and for each other
+                    loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
                     seconds = np.maximum(loads, work) + np.minimum(loads, work) / np.where(iterations > 0, together, together**3)
                 seconds = np.where(ok, m.launch + seconds, np.inf)
                 parts = {}

@@ -17,8 +17,10 @@ from eqsat_neptune.cost_models.machines import A100, DEVICES, H200, host
 from eqsat_neptune.cost_models.roofline import Roofline
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
 
+from eqsat_neptune import optimize, trace
 from eqsat_neptune import terms as T
 from eqsat_neptune.errors import TargetError
+from eqsat_neptune.programs import CASES
 from eqsat_neptune.targets import CUDA_ARCHS, HIP_ARCHS
 from eqsat_neptune.terms import Affine, axis_index
 
@@ -275,7 +277,7 @@ def test_rows_of_tiles_that_are_whole_lines_come_faster() -> None:
     assert best(H, program)[1]["n"] == 64
     whole = product(16, 48, 4096)  # a tile of the whole row: neighbours are its own
     b = [Block(p, s := sizes(p, m=16, n=48, k=256), W.steps(p, s)[0], np.ones(1), H200) for p in (whole, program)]
-    assert b[0].dram[0] < 48 / 6144 * b[1].dram[0]
+    assert b[0].partial[0] == 0 and b[1].partial[0] > 0.2 * b[1].dram[0]
 
 
 def test_what_the_cache_has_takes_its_time_too() -> None:
@@ -288,14 +290,15 @@ def test_what_the_cache_has_takes_its_time_too() -> None:
 def test_blocks_share_a_loop_where_else_few_would_work() -> None:
     """64 tiles of 64 columns: two blocks to a tile keep all multiprocessors busy; 132 tiles need no help, and two iterations are too few."""
     at = dict(m=16, n=64, k=256)
-    few, many, short = (H.cost(p, sizes(p, **at)) for p in (product(16, 4096, 4096), product(16, 132 * 64, 4096), product(16, 4096, 512)))
+    clustered = Roofline(replace(H200, clusters=(2, 4)))
+    few, many, short = (clustered.cost(p, sizes(p, **at)) for p in (product(16, 4096, 4096), product(16, 132 * 64, 4096), product(16, 4096, 512)))
     assert few.choices["cluster"][0] == 2 and "cluster" not in many.choices and "cluster" not in short.choices
     t = T.red("+", "k", T.mul(T.inp("A", (A("k"),)), T.inp("B", (A("k"), A("n")))))
     axes = {"n": Axis(4096, 64, "grid"), "k": Axis(4096, 256, "loop")}
     buffers = {n: Buffer(n, s, "bfloat16", kind) for n, s, kind in (("A", (4096,), "input"), ("B", (4096, 4096), "input"), ("C", (4096,), "output"))}
     vector = lower(Kernel("k0", (Store("C", t, (A("n"),)),), axes, {"n": 4096, "k": 4096}), buffers)
-    assert H.cost(vector, sizes(vector)).choices["cluster"][0] == 2  # kernels give it rows
-    alone = Roofline(replace(H200, clusters=())).cost(product(16, 4096, 4096), sizes(product(16, 4096, 4096), **at))
+    assert clustered.cost(vector, sizes(vector)).choices["cluster"][0] == 2  # kernels give it rows
+    alone = H.cost(product(16, 4096, 4096), sizes(product(16, 4096, 4096), **at))
     assert "cluster" not in alone.choices and few.seconds[0] < 0.9 * alone.seconds[0]
 
 
@@ -306,6 +309,57 @@ def test_warps_with_results_of_their_own_read_operands_once() -> None:
     traffic = 2 * 4096 * (16 + 64) * 2  # written and read
     assert few.parts["shared"][0] == pytest.approx(traffic / H200.shared * H200.sms, rel=0.05)
     assert many.parts["shared"][0] > 1.3 * 2 * 4096 * (64 + 128) * 2 / H200.shared * H200.sms
+
+
+def norm(rows: int, columns: int, own: bool = False) -> TileProgram:
+    """Rows, each divided by the sum of its squares, times a row that all of them share (own: that each has of its own)."""
+    x, gain = T.inp("X", (A("i"), A("j"))), T.inp("G", (A("i"), A("j")) if own else (A("j"),))
+    t = T.mul(T.div(x, T.red("+", "j", T.mul(x, x))), gain)
+    axes = {"i": Axis(rows, 1, "grid"), "j": Axis(columns, columns, "whole")}
+    kernel = Kernel("k0", (Store("Y", t, (A("i"), A("j"))),), axes, {"i": rows, "j": columns})
+    shapes = {"X": (rows, columns), "G": (rows, columns) if own else (columns,), "Y": (rows, columns)}
+    return lower(kernel, {n: Buffer(n, s, "bfloat16", "output" if n == "Y" else "input") for n, s in shapes.items()})
+
+
+def test_what_all_blocks_read_stays_in_the_first_level_cache() -> None:
+    """Measured on layernorm, 8192 × 8192: gain and bias, read by each row anew, cost 1 µs of 68."""
+    program, own = norm(8192, 8192), norm(8192, 8192, own=True)
+    block = [Block(p, s := sizes(p), W.steps(p, s)[0], W.blocks(p, s), H200) for p in (program, own, norm(1, 8192, own=True))]
+    assert [float(b.common[0]) for b in block] == [2 * 8192, 0, 2 * 8192]  # one row: nothing differs between blocks
+    cached, none = (Roofline(replace(H200, l1=n)).cost(program, sizes(program), detail=True) for n in (128 * 1024, 0))
+    assert cached.seconds[0] < 0.95 * none.seconds[0]
+    bytes_l2 = 2 * 2 * 8192 * 8192
+    assert cached.parts["l2"][0] == pytest.approx(bytes_l2 / H200.l2, rel=0.02)
+    assert none.parts["l2"][0] == pytest.approx(1.5 * bytes_l2 / H200.l2, rel=0.02)
+
+
+def test_few_warps_do_not_keep_a_multiprocessor_at_work() -> None:
+    """Measured on layernorm, 8192 × 8192: two blocks of 4 warps, with two rows each, 81.3 µs; two of 8 warps 69.7; four of 4, with a row
+    each, 68.5."""
+    case = CASES["layernorm"]
+    kernel = optimize(trace(case.function("full"), *case.specs("full", dtype="bfloat16", **dict.fromkeys(case.full, 8192))), "cuda:sm_90a")
+    (k,) = kernel.plan.kernels
+    assert k.cost is not None and float(k.cost.detail["resident"]) * int(k.choices["warps"]) >= 16
+    assert 60e-6 < k.cost.seconds < 75e-6
+
+
+def test_the_second_level_cache_serves_few_multiprocessors_faster() -> None:
+    """Measured (16 rows, two weights of 4096 × 4096): 64 blocks of 64 columns 23.9 µs, 128 of 32 columns 26.2."""
+    program = product(16, 4096, 4096)
+    few, all_ = (H.cost(program, sizes(program, m=16, n=n, k=256), detail=True) for n in (64, 32))
+    each = [16 * 4096 * 2 + 4096 * n * 2 for n in (64, 32)]
+    rate = [e / float(x.parts["l2"][0]) for e, x in zip(each, (few, all_))]
+    assert 1.1 < rate[0] / rate[1] < 2.0
+
+
+def test_copies_of_whole_boxes_share_no_lines() -> None:
+    """A pipeline's copies of 32 columns come as fast as those of 64; loads do not."""
+    program = product(64, 4096, 4096)
+    at = sizes(program, m=64, n=32, k=128)
+    parts = H.cost(program, at, detail=True)
+    assert parts.choices["warpgroups"][0] == 1
+    loads = Roofline(H200, plain=True).cost(program, at, detail=True)
+    assert loads.parts["dram"][0] > 1.2 * parts.parts["dram"][0]
 
 
 def test_a_tile_that_is_waited_for_as_one_is_not_under_way_all_the_time() -> None:
