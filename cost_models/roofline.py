@@ -20,9 +20,9 @@ WARPS = (4, 8)
 STAGES = (2, 3, 4)
 RESULTS = 64  # elements of all products' results in a loop that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
-HIDING = 16  # warps that keep a multiprocessor at work where a block loads, reduces, then computes
-ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few do, relative to what it pulls from memory
 START = 0.1  # … where blocks have no loop and others load beside their start and end
+HIDING = 16  # warps there must be room for, to keep a multiprocessor at work where blocks load, reduce, then compute
+ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few do, relative to what it pulls from memory
 
 
 def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ...], besides: str) -> int:
@@ -219,7 +219,8 @@ class Roofline:
                     seconds = np.maximum(compute + latency, memory) + meet
                 else:  # a block loads, then computes: only other blocks' loads run beside its work
                     memory = memory + START * m.block * np.maximum(count / m.sms, 1.0)
-                    issue = np.maximum(HIDING / (together * warps), 1.0)  # few warps wait for their own results, and for each other
+                    # where registers leave room for few warps, those wait for their own results and for each other
+                    issue = np.maximum(HIDING / (np.maximum(resident, 1.0) * warps), 1.0)
                     loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
                     seconds = np.maximum(loads, work) + np.minimum(loads, work) / np.where(iterations > 0, together, together**3)
                 seconds = np.where(ok, m.launch + seconds, np.inf)
