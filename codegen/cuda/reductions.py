@@ -147,7 +147,7 @@ class Reductions(Copies):
             self.t(f"assign({name}, {source});")
         else:
             self.masked[name] = identity, axes | (along if have == identity else set())
-        value = constant(identity, self.compute) if not v.predicate else ("true" if identity == 1 else "false")
+        value = constant(identity, self.compute) if not v.predicate else ("true" if identity > 0 else "false")
 
         def patch(groups: list[Group], limits: list[Affine]) -> None:
             with self.over(layout) as f:
