@@ -23,11 +23,20 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
 
     Where a payload is carried with its extremum, looking for the extremum by comparison is no way to get it, not even the source's:
     values that are computed twice may be rounded in two ways.  And a difference that the source takes first is not opened: (x − m) − y
-    may be small where m + y is large, and so may (x − m)·y where m is a reduction, beside x·y and m·y.
+    may be small where m + y is large, and so may (x − m)·y where m is a reduction, beside x·y and m·y.  Nor does a value that cannot
+    overflow in the source come from one that can, though the source may compute that one too: softmax x beside exp x is not
+    exp x over its sum.
     """
     centred = _Centred(graph)
     carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}
     narrow = _operands(graph) if operand_dtype == "float16" else frozenset()
+
+    def holds(c: int, n: Node) -> bool:
+        """Does the type hold what this function, which grows like exp, makes of its argument?"""
+        lo, hi = graph.interval(n.args[0])
+        limit = EXP_LIMIT["float16" if c in narrow else compute_dtype]
+        scale = math.log2(math.e) if n.attr == "exp2" else 1.0
+        return hi <= limit * scale and (n.attr not in ("sinh", "cosh") or lo >= -limit)
 
     def legal(c: int, n: Node) -> bool:
         if c in carried and n.op == "red":
@@ -40,15 +49,29 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
             return True
         lo, hi = graph.interval(n.args[0])
         if n.attr in GROWS_LIKE_EXP:
-            limit = EXP_LIMIT["float16" if c in narrow else compute_dtype]
-            scale = math.log2(math.e) if n.attr == "exp2" else 1.0
-            return hi <= limit * scale and (n.attr not in ("sinh", "cosh") or lo >= -limit)
+            return holds(c, n)
         if n.attr in NOT_AT_ZERO:
             # a masked 0 is not counted against it: the node equals its class there too, so the source has the same pole
             return lo >= TINY or (n.attr == "recip" and hi <= -TINY)
         return True
 
-    return usable({c: [n for n in ns if legal(c, n)] for c, ns in graph.nodes.items()}, graph.outputs)
+    nodes = {c: [n for n in ns if legal(c, n)] for c, ns in graph.nodes.items()}
+    if numerics != "fast":
+        for c, ns in list(nodes.items()):
+            if any(_steep(n) and not holds(c, n) for n in ns):
+                nodes = _kept_apart(nodes, c)
+    return usable(nodes, graph.outputs)
+
+
+def _steep(n: Node) -> bool:
+    return n.op == "un" and n.attr in GROWS_LIKE_EXP
+
+
+def _kept_apart(nodes: dict[int, list[Node]], overflows: int) -> dict[int, list[Node]]:
+    """Without nodes by which a class that the source makes without the one that overflows would be made of it."""
+    own = {c: [n for n in ns if n.why == "source"] or ns for c, ns in nodes.items()}
+    apart = _made({c: [n for n in ns if c != overflows or not _steep(n)] for c, ns in own.items()})
+    return {c: [n for n in ns if n.why == "source" or c not in apart or apart.issuperset(n.args)] for c, ns in nodes.items()}
 
 
 def _opens_difference(graph: Graph, c: int, n: Node) -> bool:
@@ -112,6 +135,19 @@ def _is_negative(graph: Graph, c: int) -> bool:
 
 def usable(nodes: dict[int, list[Node]], roots: tuple[int, ...]) -> dict[int, list[Node]]:
     """Without nodes that no legal term can have, and without classes that the roots do not reach."""
+    made = _made(nodes)
+    out: dict[int, list[Node]] = {}
+    stack = [r for r in roots if r in made]
+    while stack:
+        c = stack.pop()
+        if c not in out:
+            out[c] = [n for n in nodes[c] if made.issuperset(n.args)]
+            stack.extend(a for n in out[c] for a in n.args)
+    return out
+
+
+def _made(nodes: dict[int, list[Node]]) -> set[int]:
+    """Classes that some term has."""
     waiting: dict[int, list[tuple[int, int]]] = {}  # class → nodes (class, place) that miss it
     missing: dict[tuple[int, int], int] = {}
     made: set[int] = set()
@@ -131,14 +167,7 @@ def usable(nodes: dict[int, list[Node]], roots: tuple[int, ...]) -> dict[int, li
             if not missing[c, i] and c not in made:
                 made.add(c)
                 todo.append(c)
-    out: dict[int, list[Node]] = {}
-    stack = [r for r in roots if r in made]
-    while stack:
-        c = stack.pop()
-        if c not in out:
-            out[c] = [n for i, n in enumerate(nodes[c]) if not missing[c, i]]
-            stack.extend(a for n in out[c] for a in n.args)
-    return out
+    return made
 
 
 def _operands(graph: Graph) -> frozenset[int]:
