@@ -2,7 +2,8 @@
 
 Every value carries a bound of what rounding did to it.  A bound of inf means that float64 cannot tell: a sum overflowed, a
 difference that is rounding alone was divided by, a comparison could go either way.  −inf, inf and NaN that are meant (a mask,
-1/0, 0/0) have bound 0.  A fixed tolerance would be too lax for well-conditioned terms and too strict where terms cancel.
+1/0, 0/0) have bound 0.  An extremum of zeros of both signs may have either sign: its bound is not 0.  A fixed tolerance would be
+too lax for well-conditioned terms and too strict where terms cancel.
 """
 
 from __future__ import annotations
@@ -150,7 +151,9 @@ def _binary(f: str, xs: Sequence[Any], es: Sequence[Any]) -> Any:
     (x, y), (e, d) = xs, es
     lost = np.isinf(e) | np.isinf(d)
     if f in ("max", "min"):
-        return np.where(lost, np.inf, np.where(np.isfinite(BI[f](x, y)), np.maximum(e, d), 0.0))
+        either = (x == 0) & (y == 0) & (np.signbit(x) != np.signbit(y))
+        error = np.maximum(np.maximum(e, d), np.where(either, _TINY, 0.0))
+        return np.where(lost, np.inf, np.where(np.isfinite(BI[f](x, y)), error, 0.0))
     if f in ("lt", "le", "eq", "ne"):
         near = np.isfinite(x) & np.isfinite(y) & (np.abs(x - y) <= e + d) & (e + d > 0)
         return np.where(lost | near, np.inf, 0.0)
@@ -165,7 +168,10 @@ def _reduced(f: str, axis: str, a: Approx, axes: tuple[str, ...], x: np.ndarray,
     order, parts = env.explicit(axis, a.value, pad)
     _, errors = env.explicit(axis, a.bound, 0.0)
     if f in ("max", "min"):
-        error = errors.max(axis=0, initial=0.0)
+        zero, minus = parts == 0, np.signbit(parts)
+        either = (np.max(parts, axis=0, initial=-np.inf) if f == "max" else np.min(parts, axis=0, initial=np.inf)) == 0
+        either &= (zero & minus).any(axis=0) & (zero & ~minus).any(axis=0)
+        error = np.maximum(errors.max(axis=0, initial=0.0), np.where(either, _TINY, 0.0))
         error = np.where(np.isinf(error), np.inf, np.where(np.isfinite(parts).any(axis=0), error, 0.0))
     elif f == "+":
         total = np.abs(np.where(np.isfinite(parts), parts, 0.0)).sum(axis=0)
