@@ -1029,6 +1029,13 @@ class Warpgroups(Fragments):
         super().elementwise(layout, members, loads)
         self.in_place = {}
 
+    def load(self, s: Load) -> None:
+        """What is wanted by element comes from memory: a tile's panels lie as products want them."""
+        if s.out.id not in self.s.tiles:
+            return super().load(s)
+        for layout in self.s.instances.get(s.out.id, ()):
+            self.load_registers(s, layout)
+
     def statement(self, s: Stmt) -> None:
         super().statement(s)  # may print elementwise work that waited, which must not overwrite what s is about to read
         if not isinstance(s, Store | Loop):
