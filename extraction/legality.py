@@ -6,6 +6,7 @@ import math
 
 from ..graph import Graph, Node
 from ..rules.payloads import is_payload
+from ..terms import Monoid, Term, postorder
 
 # largest argument of exp whose result each type holds, with a margin
 EXP_LIMIT = {"float64": 700.0, "float32": 80.0, "bfloat16": 80.0, "float16": 11.0}
@@ -27,7 +28,7 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     overflow in the source come from one that can, though the source may compute that one too: softmax x beside exp x is not
     exp x over its sum.
     """
-    centred = _Centred(graph)
+    centred, differences = _Centred(graph), _Differences(graph)
     carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}
     narrow = _operands(graph) if operand_dtype == "float16" else frozenset()
 
@@ -41,9 +42,11 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     def legal(c: int, n: Node) -> bool:
         if c in carried and n.op == "red":
             return False
-        if n.op == "add" and n.why != "source" and len(n.args) > 2 and numerics != "fast" and _opens_difference(graph, c, n):
+        if n.op == "add" and n.why != "source" and len(n.args) > 2 and numerics != "fast" and differences.opened(c, n):
             return False
         if n.op == "add" and n.why != "source" and numerics != "fast" and centred.opened(c, n):
+            return False
+        if n.op == "fold" and numerics != "fast" and not _moves_safely(graph, n, EXP_LIMIT[compute_dtype]):
             return False
         if n.why == "source" or n.op != "un" or numerics == "fast":
             return True
@@ -63,6 +66,64 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     return usable(nodes, graph.outputs)
 
 
+def _moves_safely(graph: Graph, n: Node, limit: float) -> bool:
+    """Can no exponential overflow by which a fold moves its components from one pivot to another?  A part's maximum is at most the
+    whole's; its mean may be as far above it as the values are apart."""
+    monoid, component, _ = n.attr  # type: ignore[misc]
+    _, components = monoid.needed(component)
+    return all(
+        _most_moved(graph, n, monoid, t.args[0]) <= limit
+        for i in components
+        for j, e in monoid.coef[i]
+        for t in postorder([e])
+        if t.op == "un" and t.attr in GROWS_LIKE_EXP
+    )
+
+
+def _most_moved(graph: Graph, n: Node, monoid: Monoid, t: Term) -> float:
+    """The most that a sum of multiples of pivots may come to; what is no such sum is not judged (−∞)."""
+    parts = linear(t)
+    if parts is None:
+        return -math.inf
+    most = parts.pop("", 0.0)
+    for p in {int(v[1:]) for v in parts}:
+        old, new = parts.get(f"r{p}", 0.0), parts.get(f"R{p}", 0.0)
+        lo, hi = graph.interval(n.args[p])
+        kind = monoid.pivots[p]
+        if kind not in ("max", "min") and kind[0] != "mean":
+            return -math.inf
+        if old == -new:  # old·(r − R)
+            least, largest = (lo - hi if kind != "min" else 0.0), (hi - lo if kind != "max" else 0.0)
+            most += max(0.0, old * (largest if old > 0 else least)) if old else 0.0
+        else:
+            most += sum(max(x * lo, x * hi) for x in (old, new) if x)
+    return most
+
+
+def linear(t: Term) -> dict[str, float] | None:
+    """A sum of multiples of variables: variable → factor, "" → constant; None if it is none."""
+    if t.op == "num":
+        return {"": float(t.attr)}  # type: ignore[arg-type]
+    if t.op == "var":
+        return {str(t.attr): 1.0}
+    if t.op not in ("add", "mul"):
+        return None
+    parts = [linear(a) for a in t.args]
+    out: dict[str, float] = {} if t.op == "add" else {"": 1.0}
+    for p in parts:
+        if p is None:
+            return None
+        if t.op == "add":
+            out = {v: out.get(v, 0.0) + p.get(v, 0.0) for v in {**out, **p}}
+        elif set(p) <= {""}:
+            out = {v: x * p.get("", 0.0) for v, x in out.items()}
+        elif set(out) <= {""}:
+            out = {v: x * out[""] for v, x in p.items()}
+        else:
+            return None
+    return out
+
+
 def _steep(n: Node) -> bool:
     return n.op == "un" and n.attr in GROWS_LIKE_EXP
 
@@ -74,11 +135,28 @@ def _kept_apart(nodes: dict[int, list[Node]], overflows: int) -> dict[int, list[
     return {c: [n for n in ns if n.why == "source" or c not in apart or apart.issuperset(n.args)] for c, ns in nodes.items()}
 
 
-def _opens_difference(graph: Graph, c: int, n: Node) -> bool:
-    """Has the sum the terms of a difference that the source's sum for the class takes as one?"""
-    inside = {a for m in graph.nodes[c] if m.op == "add" and m.why == "source" for a in m.args} - set(n.args)
-    sums = (set(m.args) for a in inside for m in graph.nodes[a] if m.op == "add")
-    return any(s < set(n.args) and any(_is_negative(graph, a) for a in s) for s in sums)
+class _Differences:
+    """Sums that open a difference: a class may have thousands, so what they would open is looked up by its first term."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.known: dict[int, dict[int, set[tuple[int, frozenset[int]]]]] = {}
+
+    def opened(self, c: int, n: Node) -> bool:
+        """Has the sum the terms of a difference that the source's sum for the class takes as one?"""
+        if c not in self.known:
+            self.known[c] = self._inside(c)
+        terms, by_first = set(n.args), self.known[c]
+        return any(d not in terms and s < terms for a in terms for d, s in by_first.get(a, ()))
+
+    def _inside(self, c: int) -> dict[int, set[tuple[int, frozenset[int]]]]:
+        """Least term → differences that begin with it: the class, and its terms in one of its sums."""
+        out: dict[int, set[tuple[int, frozenset[int]]]] = {}
+        for d in {a for m in self.graph.nodes[c] if m.op == "add" and m.why == "source" for a in m.args}:
+            for terms in {frozenset(m.args) for m in self.graph.nodes[d] if m.op == "add"}:
+                if any(_is_negative(self.graph, a) for a in terms):
+                    out.setdefault(min(terms), set()).add((d, terms))
+        return out
 
 
 class _Centred:

@@ -65,7 +65,8 @@ def _error(op: str, attr: Any, args: Sequence[Approx], axes: tuple[str, ...], x:
         case "fold":
             known = [np.abs(np.where(np.isfinite(v), v, 0.0)).max(initial=0.0) for v in (x, *(a.x for a in args))]
             total = sum(float(a.error.max(initial=0.0)) for a in args)
-            return np.where(np.isfinite(x) | np.isinf(total), 1e-12 * max(known) + total, 0.0)
+            overflow = ~np.isfinite(x) & all(np.isfinite(a.x).all() for a in args)  # as parts moved from one pivot to another
+            return np.where(overflow, np.inf, np.where(np.isfinite(x) | np.isinf(total), 1e-12 * max(known) + total, 0.0))
     _, xs = env.align([a.value for a in args])
     _, es = env.align([a.bound for a in args])
     match op:
