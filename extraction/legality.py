@@ -13,6 +13,7 @@ EXP_LIMIT = {"float64": 700.0, "float32": 80.0, "bfloat16": 80.0, "float16": 11.
 GROWS_LIKE_EXP = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 NOT_AT_ZERO = frozenset({"recip", "log", "log2", "log10", "rsqrt"})
 TINY = 1e-30
+MOST = 256  # nodes of a class
 
 
 def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, numerics: str = "safe") -> dict[int, list[Node]]:
@@ -63,7 +64,16 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
         for c, ns in list(nodes.items()):
             if any(_steep(n) and not holds(c, n) for n in ns):
                 nodes = _kept_apart(nodes, c)
-    return usable(nodes, graph.outputs)
+    return _few(usable(nodes, graph.outputs), graph.outputs)
+
+
+def _few(nodes: dict[int, list[Node]], roots: tuple[int, ...]) -> dict[int, list[Node]]:
+    """At most MOST nodes of a class beside the source's, those of the smallest terms: a class of sums whose terms cancel in many ways
+    may have thousands, none of them better than the first."""
+    if all(len(ns) <= MOST for ns in nodes.values()):
+        return nodes
+    few = usable({c: [n for i, n in enumerate(ns) if i < MOST or n.why == "source"] for c, ns in nodes.items()}, roots)
+    return few if all(r in few for r in roots) else nodes
 
 
 def _moves_safely(graph: Graph, n: Node, limit: float) -> bool:
