@@ -312,6 +312,46 @@ def test_fast_numerics_relax() -> None:
     assert legal_nodes(g, "float32", None, "fast")[1]
 
 
+def test_what_cannot_overflow_in_the_source_is_not_made_of_what_can() -> None:
+    """log Σ exp x of x ≥ 1 needs no maximum, as bounds go, and the source has exp x anyway: but that may be ∞."""
+
+    def program(x):
+        e = xp.exp(x)
+        return xp.exp(e), xp.logsumexp(e, axis=-1)
+
+    g, _ = graph_of(program, en.TensorSpec((4, 8), "float32"))
+    exponential = next(c for c, n in g.items() if n.op == "un" and n.attr == "exp" and n.why == "source" and c == g.outputs[0])
+    sums = {c for c, n in g.items() if n.op == "red" and n.attr[0] == "+" and exponential in n.args}
+
+    def reads(nodes) -> bool:
+        below, todo = set(), [g.outputs[1]]
+        while todo:
+            if (c := todo.pop()) not in below:
+                below.add(c)
+                todo += [a for n in nodes.get(c, ()) for a in n.args]
+        return bool(below & sums)
+
+    assert sums and reads(legal_nodes(g, "float32", None, "fast")) and not reads(legal_nodes(g, "float32", None))
+
+
+def test_no_fold_moves_a_mean_through_an_exponential_that_may_overflow() -> None:
+    """A part's mean may lie far above the whole's, which its maximum does not."""
+
+    def folds(program, numerics):
+        g, _ = graph_of(program, en.TensorSpec((4, 8), "float32"))
+        nodes = legal_nodes(g, "float32", None, numerics).values()
+        return [n for ns in nodes for n in ns if n.op == "fold" and any("exp" in str(e) for row in n.attr[0].coef for _, e in row)]
+
+    def centred(x):
+        return xp.sum(xp.exp(x - xp.mean(x, axis=-1, keepdims=True)), axis=-1)
+
+    def shifted(x):
+        return xp.sum(xp.exp(x - xp.max(x, axis=-1, keepdims=True)), axis=-1)
+
+    assert folds(centred, "fast") and not folds(centred, "safe")
+    assert folds(shifted, "fast") and folds(shifted, "safe")
+
+
 def test_centred_products_stay_centred() -> None:
     """(x − m)·(y − m) is no sum of x·y, x·m and m·m, which cancel where both differences are small; with m an input it may be."""
 

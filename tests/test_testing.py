@@ -86,6 +86,15 @@ def test_a_choice_by_rounding_is_unknown() -> None:
     assert (got.error == 0.0).all()
 
 
+def test_an_extremum_of_both_zeros_has_either_sign() -> None:
+    for x, known in (([0.0, -0.0], False), ([-0.0, -0.0], True), ([-1.0, 1.0], True)):
+        for extremum in (red("max", "k", X), red("min", "k", X)):
+            got, _ = values(un("recip", extremum), x=x)
+            assert bool(np.isfinite(got.error).all()) is known, (x, str(extremum))
+    got, _ = values(un("recip", bi("max", X, mul(-1.0, X))), x=[0.0, 1.0])
+    assert np.isinf(got.error[0]) and np.isfinite(got.error[1])
+
+
 @pytest.mark.parametrize("f", ["exp", "log", "tanh", "recip", "sqrt", "rsqrt", "erf", "log1p", "cosh", "sin"])
 def test_bounds_hold(f: str) -> None:
     """Against more digits: the error of f(x + y − y) is within its bound."""
