@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .rules.joins import Join
 
 NUMERICS = ("safe", "fast", "strict")
+SLOW = 8.0  # products one element to a thread take at least so many times as long as their price
 DEARER = 1.02  # a plan whose price rises by this much when its schedules are settled is compared with others again
 
 
@@ -231,7 +232,8 @@ def _compile(
 
 
 def _expressible(found: Any, target: Target, model: Any) -> tuple[Plan, list[str]]:
-    """The cheapest plan that the code generator can print, and its form; the cheapest of all if it can print none (its error says why)."""
+    """The cheapest plan that the code generator can print, and its form; the cheapest of all if it can print none (its error says why).
+    A plan whose products would go one element to a thread gives way to one that costs up to SLOW times as much."""
     best, form = _settled(found.plan, target, model), list(found.form)
     if best.cost.seconds > DEARER * found.plan.cost.seconds:  # it was chosen for a schedule that there is not
         for c in found.candidates:
@@ -240,29 +242,40 @@ def _expressible(found: Any, target: Target, model: Any) -> tuple[Plan, list[str
             plan = _settled(c.plan, target, model)
             if plan.cost.seconds < best.cost.seconds:
                 best, form = plan, c.form.split("; ")
-    if target.kind == "cpu" or _emits(best, target):
+    if target.kind == "cpu" or (able := _emits(best, target)) == "fast":
         return best, form
     for c in found.candidates:
+        if able and c.seconds > SLOW * best.cost.seconds:
+            break
         plan = _settled(c.plan, target, model)
-        if _emits(plan, target):
-            return plan, c.form.split("; ")
+        can = _emits(plan, target)
+        if can == "fast" or (can and not able):
+            best, form, able = plan, c.form.split("; "), can
+            if can == "fast":
+                break
     return best, form
 
 
-def _emits(plan: Plan, target: Target) -> bool:
+def _emits(plan: Plan, target: Target) -> str:
+    """ "fast"; "slow": products one element to a thread; "": not at all."""
     from .codegen.cuda.arch import cuda_arch
     from .codegen.cuda.emit import schedule_of
     from .codegen.cuda.layout import Unsupported
+    from .codegen.cuda.simple import Simple
     from .codegen.hip.arch import hip_arch
     from .codegen.lower import lower
+    from .codegen.tile import Contract, walk
 
     arch = cuda_arch(target.arch) if target.kind == "cuda" else hip_arch(target.arch)
+    out = "fast"
     try:
         for k in plan.kernels:
-            schedule_of(lower(k, plan.buffers, plan.compute_dtype), plan.buffers, arch)
+            p = lower(k, plan.buffers, plan.compute_dtype)
+            if isinstance(schedule_of(p, plan.buffers, arch), Simple) and any(isinstance(s, Contract) for s in walk(p.body)):
+                out = "slow"
     except Unsupported:
-        return False
-    return True
+        return ""
+    return out
 
 
 def _settled(plan: Plan, target: Target, model: Any) -> Plan:
