@@ -28,7 +28,6 @@ from ..extraction import plan
 from ..extraction.plan import Buffer, Kernel
 from ..program import EXACT
 from ..reference import evaluate_scalar
-from ..rules.repair import simplified
 from ..terms import Affine, Monoid, Term
 from .tile import (
     Carry,
@@ -817,7 +816,11 @@ class _FoldState:
     def at_rest(self, e: Term) -> Term:
         """A coefficient where only pivots that lag move."""
         same = {T.var(v): T.var("R" + v[1:]) for v in T.variables(e) if v[0] == "r" and not self.lags(int(v[1:]))}
-        return simplified(T.substitute(e, same)) if same else e
+        if not same:
+            return e
+        from ..rules.repair import simplified  # only here: what loads a kernel needs no rules
+
+        return simplified(T.substitute(e, same))
 
     def pivot(self, i: int) -> Value:
         """A pivot that is a maximum or minimum of its own, after the loop."""

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from .rules.joins import Join
 
 NUMERICS = ("safe", "fast", "strict")
-SLOW = 8.0  # products one element to a thread take at least so many times as long as their price
+MANY = 1 << 26  # multiply-adds of a product that should not go one element to a thread
+SLOW = 8.0  # they take at least so many times as long as their price
 DEARER = 1.02  # a plan whose price rises by this much when its schedules are settled is compared with others again
 
 
@@ -271,7 +272,9 @@ def _emits(plan: Plan, target: Target) -> str:
     try:
         for k in plan.kernels:
             p = lower(k, plan.buffers, plan.compute_dtype)
-            if isinstance(schedule_of(p, plan.buffers, arch), Simple) and any(isinstance(s, Contract) for s in walk(p.body)):
+            products = [{*s.a.axes, *s.b.axes} for s in walk(p.body) if isinstance(s, Contract)]
+            most = max((math.prod(p.axes[a].extent for a in axes) for axes in products), default=0)
+            if isinstance(schedule_of(p, plan.buffers, arch), Simple) and most > MANY:
                 out = "slow"
     except Unsupported:
         return ""

@@ -26,8 +26,8 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     Where a payload is carried with its extremum, looking for the extremum by comparison is no way to get it, not even the source's:
     values that are computed twice may be rounded in two ways.  And a difference that the source takes first is not opened: (x − m) − y
     may be small where m + y is large, and so may (x − m)·y where m is a reduction, beside x·y and m·y.  Nor does a value that cannot
-    overflow in the source come from one that can, though the source may compute that one too: softmax x beside exp x is not
-    exp x over its sum.
+    overflow in the source come from one that can, though the source may compute that one too: exp (x − m) beside exp x is not
+    exp x · exp (−m).
     """
     centred, differences = _Centred(graph), _Differences(graph)
     carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}

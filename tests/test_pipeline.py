@@ -237,12 +237,6 @@ def test_what_every_block_needs_is_computed_once(n: int) -> None:
     assert keys and not any("a1" in k.axes for k in keys)
 
 
-def test_an_extremum_over_two_axes_needs_no_pass_of_its_own() -> None:
-    """Features of the keys are relative to the greatest of all: each feature's sums have a pivot of their own."""
-    p = plan("performer", GPU, n=4096)
-    assert len(p.kernels) == 2 and all(size < 4096 * 64 * 8 * 4 for size in temps(p).values())
-
-
 def test_norms_leave_the_loop_that_multiplies() -> None:
     """A loop that also computes on its tiles by element is no pipeline of warpgroups: where it multiplies much, it does nothing else."""
     p = plan("qknorm", GPU, n=4096, h=32, d=128)
