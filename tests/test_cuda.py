@@ -438,7 +438,7 @@ def test_rows_take_the_registers_that_the_model_reckons_with(rows: int, warps: i
     sizes = Sizes({"m": np.array([float(rows)]), "n": np.array([8192.0])}, {"m": np.array([16.0]), "n": np.array([8192.0])})
     model = model_for("cuda:sm_90a").cost(replace(job.programs[0], choices={}), sizes, detail=True)
     assert found.spill_bytes == 0 and found.registers <= 65536 // (32 * warps * blocks)
-    assert float(model.detail["resident"][0]) * rows >= 4
+    assert float(model.detail["resident"][0]) * rows >= 3  # of the warps that the model takes: three blocks of eight
 
 
 def deviations(n: int, tile: int | None, dtype: str) -> Job:
