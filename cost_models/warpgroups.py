@@ -25,8 +25,9 @@ STEP = 0.2e-6  # of one iteration: barriers, a turn, and what products and eleme
 BESIDE = 2048  # bytes of shared memory that the planner leaves to barriers
 START = 1.4e-6  # first copies and the end of a tile of work, as far as they do not run beside others
 APART = 0.6e-6  # … where it has nothing beside it: it waits for early products, then for elementwise work, then for late products
-SPECIAL, OPS = 1.0, 1.0  # of one warpgroup: its elementwise work takes so many times as long as the unit by itself would
-CROWDED, LATER = 1.12, 0.5e-6  # with three warpgroups it takes so many times as long, and begins and ends so much later (measured)
+# With three warpgroups it takes so many times as long, and begins and ends so much later: fitted to 119 variants of tiles and pivots
+# (benches/results/2026-11-30_h200_tiles.json, and the gradient in 2026-11-30_h200_variants_2.json).
+CROWDED, LATER = 1.12, 0.5e-6
 ALIKE = 6.0  # power mean of what limits a block: where two are alike, neither is reached
 
 
@@ -201,9 +202,10 @@ def price(
         if not bool(np.any(ok)):
             continue
         if f.chained:
-            busy = time[0] + SPECIAL * time[1] + OPS * time[2]
-            chain = busy / groups + np.where(apart, APART, STEP) * trips
-            each = sum(x**ALIKE for x in (*time, chain)) ** (1.0 / ALIKE) * (CROWDED if groups > 2 else 1.0) + START + (LATER if groups > 2 else 0.0)
+            chain = sum(time[:3]) / groups + np.where(apart, APART, STEP) * trips
+            each = sum(x**ALIKE for x in (*time, chain)) ** (1.0 / ALIKE) + START
+            if groups > 2:
+                each = CROWDED * (each - START) + START + LATER
         else:
             each = most + (m.beside if groups > 1 else 0.6) * rest + trips * STEP / 8 + START
         for stages in STAGES:

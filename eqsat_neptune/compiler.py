@@ -258,7 +258,7 @@ def _expressible(found: Any, target: Target, model: Any) -> tuple[Plan, list[str
 
 
 def _emits(plan: Plan, target: Target) -> str:
-    """ "fast"; "slow": products one element to a thread; "": not at all."""
+    """How the plan can be printed: fast, slow (a large product goes one element to a thread), or not at all ("")."""
     from .codegen.cuda.arch import cuda_arch
     from .codegen.cuda.emit import schedule_of
     from .codegen.cuda.layout import Unsupported

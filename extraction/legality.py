@@ -68,8 +68,8 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
 
 
 def _few(nodes: dict[int, list[Node]], roots: tuple[int, ...]) -> dict[int, list[Node]]:
-    """At most MOST nodes of a class beside the source's, those of the smallest terms: a class of sums whose terms cancel in many ways
-    may have thousands, none of them better than the first."""
+    """The first MOST nodes of a class, and the source's: a class of sums whose terms cancel in many ways may have thousands, none of
+    them better than the first."""
     if all(len(ns) <= MOST for ns in nodes.values()):
         return nodes
     few = usable({c: [n for i, n in enumerate(ns) if i < MOST or n.why == "source"] for c, ns in nodes.items()}, roots)
@@ -92,7 +92,7 @@ def _moves_safely(graph: Graph, n: Node, limit: float) -> bool:
 
 def _most_moved(graph: Graph, n: Node, monoid: Monoid, t: Term) -> float:
     """The most that a sum of multiples of pivots may come to; what is no such sum is not judged (−∞)."""
-    parts = linear(t)
+    parts = _linear(t)
     if parts is None:
         return -math.inf
     most = parts.pop("", 0.0)
@@ -110,7 +110,7 @@ def _most_moved(graph: Graph, n: Node, monoid: Monoid, t: Term) -> float:
     return most
 
 
-def linear(t: Term) -> dict[str, float] | None:
+def _linear(t: Term) -> dict[str, float] | None:
     """A sum of multiples of variables: variable → factor, "" → constant; None if it is none."""
     if t.op == "num":
         return {"": float(t.attr)}  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def linear(t: Term) -> dict[str, float] | None:
         return {str(t.attr): 1.0}
     if t.op not in ("add", "mul"):
         return None
-    parts = [linear(a) for a in t.args]
+    parts = [_linear(a) for a in t.args]
     out: dict[str, float] = {} if t.op == "add" else {"": 1.0}
     for p in parts:
         if p is None:

@@ -664,3 +664,11 @@ def test_what_only_the_end_wants_is_made_behind_the_loop() -> None:
     assert behind_loops(moved) == moved
     small = replace(p, axes={a: replace(x, tile=1 if a in ("a1", "a5") else x.tile) for a, x in p.axes.items()})
     assert place(behind_loops(small).body) == (before, after)
+
+
+def test_sums_are_read_behind_a_loop_after_the_last_wait() -> None:
+    """Else the assembler may move the reads ahead of the wait: wrong on a GPU, and right in the emulator."""
+    text = en.optimize(lambda x, w: x @ w, "cuda:sm_90a", specs=[en.TensorSpec((4096, 4096), "bfloat16")] * 2).source
+    assert "(No{});" in text and text.count("products_wait<0>();") == 1
+    waits, asks, stores = (text.rindex(x) for x in ("products_wait<0>();", "const int coming = next_work();", "work = coming;"))
+    assert waits < asks < stores and "pin(" in text[waits:asks]

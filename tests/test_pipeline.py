@@ -459,3 +459,28 @@ def test_the_chosen_form_and_its_derivation_are_shown() -> None:
     for part in ("Chosen form", "Kernels (1), predicted", "Roofline", "Candidates that lost", "E-graph: ", "Compile time"):
         assert part in titles
     assert "<table>" in report._repr_html_() and k.cost.seconds > 0 and k.cost.bound in k.cost.parts
+
+
+def test_a_plan_that_is_slow_to_print_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its price is that of matrix instructions, which its products would not have; a plan far dearer does not replace it."""
+    from types import SimpleNamespace
+
+    from eqsat_neptune import compiler
+    from eqsat_neptune.targets import parse_target
+
+    def plan_of(seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(cost=SimpleNamespace(seconds=seconds), seconds=seconds, form=f"{seconds}")
+
+    def chosen(*ways: tuple[float, str]) -> float:
+        plans = [plan_of(s) for s, _ in ways]
+        for p in plans:
+            p.plan = p
+        monkeypatch.setattr(compiler, "_settled", lambda plan, *_: plan)
+        monkeypatch.setattr(compiler, "_emits", lambda plan, _: dict(ways)[plan.seconds])
+        found = SimpleNamespace(plan=plans[0], form=[plans[0].form], candidates=plans[1:])
+        return compiler._expressible(found, parse_target(GPU), None)[0].cost.seconds
+
+    assert chosen((1.0, "fast"), (2.0, "fast")) == 1.0
+    assert chosen((1.0, "slow"), (2.0, "slow"), (3.0, "fast")) == 3.0
+    assert chosen((1.0, "slow"), (100.0, "fast")) == 1.0
+    assert chosen((1.0, ""), (2.0, "slow"), (3.0, "fast")) == 3.0 and chosen((1.0, ""), (100.0, "slow")) == 100.0
