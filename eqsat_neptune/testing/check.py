@@ -126,8 +126,13 @@ class Rerun:
 
 
 def _disagreement(g: Graph, case: Case) -> Case | None:
+    """In IEEE arithmetic, and where zeros have no sign: sums, products and extrema of a plan may lose it, so no law may need it."""
+    return _disagreement_where(g, case, signed_zeros=True) or _disagreement_where(g, case, signed_zeros=False)
+
+
+def _disagreement_where(g: Graph, case: Case, signed_zeros: bool) -> Case | None:
     case = replace(case, extents=g.extents)
-    values = Values(g, Env(g.extents, case.arrays, blocks(g, case.block)))
+    values = Values(g, Env(g.extents, case.arrays, blocks(g, case.block), signed_zeros=signed_zeros))
     shape: dict[Term, tuple] = {}
     changed = [(o.term, c) for o, c in zip(case.program.outputs, g.outputs) if _shape(o.term, shape) != _shape(g.term(c), shape)]
     for left, c, _ in wrong_outputs(changed, values):

@@ -45,6 +45,8 @@ def step(op: str, attr: Any, args: Sequence[Approx], env: Env) -> Approx:
     """One operator, as `reference.apply`, with the error bound of its result."""
     axes, x = apply(op, attr, [a.value for a in args], env)
     x = np.asarray(x)
+    if not env.signed_zeros and op != "un":
+        x = x + 0.0  # −0 + 0 is 0
     with np.errstate(all="ignore"):
         error = _error(op, attr, args, axes, x, env)
     return Approx(axes, x, np.broadcast_to(np.where(np.isnan(error), np.inf, error), x.shape))

@@ -22,10 +22,10 @@ Made by `python -m eqsat_neptune.testing.document` (needs sympy); do not edit. W
 does to rounding. `docs/rules.md` has the rules' patterns; CONTRIBUTING.md says how to add one.
 
 Every rule, whatever else is known of it, runs alone on instances of its own pattern (`check_rule`): axes distinct, equal, of extent 1,
-prime, split unevenly; operands that share axes or do not; values with zeros of both signs, ties, masked rows, nothing but masks, a mean
-far above the spread, ±1e30 and denormals, infinities. Every node of the e-graph must have its class's value up to what rounding can
-explain: each value carries an error bound. Each side condition is dropped in turn, and the weaker rule must be caught; so must nearly all
-corruptions of each rule (`eqsat_neptune.testing.mutation`). Beside that there is stronger evidence:
+prime, split unevenly; operands that share axes or do not; values with zeros of both signs (and of none: plans lose it), ties, masked rows,
+nothing but masks, a mean far above the spread, ±1e30 and denormals, infinities. Every node of the e-graph must have its class's value up to
+what rounding can explain: each value carries an error bound. Each side condition is dropped in turn, and the weaker rule must be caught; so
+must nearly all corruptions of each rule (`eqsat_neptune.testing.mutation`). Beside that there is stronger evidence:
 """
 _EMPTY = """\
 No rule is applied where an axis has extent 0: reductions over nothing are evaluated as written.

@@ -55,6 +55,7 @@ class Hint:
 
     positive: bool = False
     negative: bool = False
+    nonzero: bool = False
     finite: bool = False
     without: frozenset[str] = frozenset()  # axis variables that it does not vary along
 
@@ -75,8 +76,10 @@ def hints(rule: Rule) -> dict[str, Hint]:
         match c:
             case ["finite" | "noinf", x]:
                 note(x, finite=True)
-            case ["nonneg" | "nonzero", x]:
+            case ["nonneg", x]:
                 note(x, positive=True)
+            case ["nonzero", x]:
+                note(x, nonzero=True)
             case ["lz" | "hz", x, v]:
                 sign = {">": "positive", ">=": "positive", "<": "negative", "<=": "negative"}
                 for d in conditions:
@@ -144,10 +147,12 @@ class Maker:
             return self.wild(axes, bounds)
         if hint.positive or hint.negative:
             bounds = (-2.0, -0.5) if hint.negative else self.pick([(0.5, 2.0), (0.5, 2.0), (0.0, 2.0)])
+        elif hint.nonzero:
+            bounds = self.pick([(0.5, 2.0), (-2.0, -0.5)])
         if self.chance(0.4):  # not what the conditions ask: some of it only
             return self.wild(axes, bounds if self.chance(0.5) else self.pick(RANGES))
         axes = [a for a in axes if a not in {self.axis.get(k, k) for k in hint.without}]
-        return self.input(axes, bounds) if hint.finite or hint.positive or hint.negative else self.wild(axes, bounds)
+        return self.input(axes, bounds) if hint != Hint(without=hint.without) else self.wild(axes, bounds)
 
     def wild(self, axes: list[str], bounds: tuple[float, float] | None) -> Term:
         """Anything: masked, infinite, zero, signed, a constant."""
