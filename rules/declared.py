@@ -73,11 +73,13 @@ NORMAL = [
         retire=True,
     ),
     Rule(
+        # (fewer in* 3) here and below: what a class that contains itself makes of this would get ever longer
         "cancel-nested-factor",
         "normal",
         "(mul (mul y in*) (recip y) rest*)",
         "(mul in* rest*)",
         when="(finite y) (nonzero y)",
+        guard="(fewer in* 3)",
         law="(x·y)/y = x, y finite and not 0",
         numerics="needs finite",
         phase="norm",
@@ -111,6 +113,7 @@ NORMAL = [
         "(add (add y in*) (mul -1.0 y) rest*)",
         "(add in* rest*)",
         when="(finite y)",
+        guard="(fewer in* 3)",
         law="(x + y) − y = x, y finite",
         numerics="needs finite",
         phase="norm",
