@@ -209,6 +209,7 @@ class _Lowering:
         self.members: dict[
             Path, dict[Term | Path | plan.Store, None]
         ] = {}  # loop → reductions, stores and inner store loops, in order
+        self.collected: set[tuple[Term, Path]] = set()  # terms whose loops are registered, for all stores
         self.blocks: dict[Path, list[Stmt]] = {(): []}
         self.values: dict[tuple[object, Path], Value] = {}
         self.made: set[Path] = set()
@@ -331,14 +332,13 @@ class _Lowering:
 
     def collect(self, t: Term, ctx: Path) -> None:
         """Register every loop that the value needs."""
-        seen: set[tuple[Term, Path]] = set()
         stack = [(t, ctx)]
         while stack:
             t, ctx = stack.pop()
             p = self.place(t.free, ctx)
-            if (t, p) in seen:
+            if (t, p) in self.collected:
                 continue
-            seen.add((t, p))
+            self.collected.add((t, p))
             here = p
             if self.is_streamed(t):
                 if t.attr[-1] in {a for a, _ in p}:

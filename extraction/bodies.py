@@ -56,12 +56,11 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that stores some roots: a bound on its kernel's time, a guess at it, and the classes that it reads."""
+    """A body that stores some roots, a bound on its kernel's time, and a guess at it."""
 
     state: State
     bound: float
     guess: float
-    leaves: frozenset[int]
 
 
 class Bodies(Options):
@@ -160,7 +159,7 @@ class Bodies(Options):
 
     def _repeats(self, missing: int) -> int:
         """How many blocks compute what lacks these axes."""
-        return math.prod(math.ceil(self.size[b] / BLOCK) for b in bits(missing & self.kept))
+        return self.tiles(missing & self.kept, BLOCK)
 
     def _prepared(self, x: int, e: State, o: Option) -> bool:
         """Is x, computed or read as in e, an operand of o's product (or the largest factor of one) that is made by element of what
@@ -260,14 +259,15 @@ class Bodies(Options):
                 joined = [j for a in out for b in own[:each] if (j := self.join(a, b)) is not None]
                 out = own if i == 0 else self.best(joined, 2, each)
             out = [self.shared(s, roots) for s in out]
-            self._roots[roots] = [Body(s, self.bound(s, roots), self.guess(s, roots), frozenset(bits(s.leaves))) for s in out]
+            self._roots[roots] = [Body(s, self.bound(s, roots), self.guess(s, roots)) for s in out]
         return self._roots[roots]
 
     def shared(self, s: State, roots: tuple[int, ...]) -> State:
         """The body with other options where these add no work to what it does anyway: where a class is a pivot of a fold that the
         body computes, say, rather than a multiple of another maximum."""
-        taken = self.taken(s)
-        for c in bits(s.classes & self.several):
+        several = bits(s.classes & self.several)
+        taken = self.taken(s) if several else {}
+        for c in several:
             old = taken.get(c)
             if old is None or not old.items:
                 continue
@@ -390,12 +390,12 @@ class Bodies(Options):
             if w[3] > 0.05 * v[3]:
                 whole &= self.item_axes[i]
             if w[0] + w[1] + w[2] > least:
-                again = math.prod(math.ceil(self.size[b] / BLOCK) for b in bits(free & ~self.item_axes[i]))
+                again = self.tiles(free & ~self.item_axes[i], BLOCK)
                 if again > 1:
                     busy = [x + y * (again - 1) for x, y in zip(busy, w)]
         most = max(*busy, moved)
         whole |= free & self.mask(frozenset(self.parts[1:]))  # a block has one part
-        blocks = self.count(free & whole) * math.prod(math.ceil(self.size[b] / 64) for b in bits(free & ~whole))
+        blocks = self.count(free & whole) * self.tiles(free & ~whole, 64)
         idle = max(1.0, self.workers / max(blocks, 1.0))
         return self.launch + (most + 0.25 * (sum(busy) + moved - most)) * (0.5 + 0.5 * s.passes) * (1 + 0.6 * (idle - 1))
 

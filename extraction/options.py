@@ -13,6 +13,7 @@ from .. import terms as T
 from ..cost_models.base import CostModel, Work
 from ..graph import Node
 from ..program import DTYPES
+from .prices import bits
 from .region import Region
 
 PARTS = 32  # parts of a split reduction, before their number is chosen
@@ -87,8 +88,10 @@ class Options:
         self.reads = 0  # items that read memory
         self._items: dict[object, int] = {}
         self._vecs: dict[int, Vec] = {0: ZERO}
+        self._blends: dict[int, float] = {}
         self._masks: dict[frozenset[str], int] = {}
         self._counts: dict[int, float] = {}
+        self._tiles: dict[tuple[int, int], int] = {}
         n = len(region.nodes)
         self.zero = [any(x.op == "num" and x.attr == 0.0 for x in ns) for ns in region.nodes]
         self.options = [list(self._options(c)) for c in range(n)]
@@ -120,6 +123,13 @@ class Options:
             self._counts[mask] = math.prod(s for i, s in enumerate(self.size) if mask >> i & 1)
         return self._counts[mask]
 
+    def tiles(self, mask: int, size: int) -> int:
+        """Tiles of at most so many elements of each of these axes."""
+        key = mask, size
+        if key not in self._tiles:
+            self._tiles[key] = math.prod(math.ceil(self.size[b] / size) for b in bits(mask))
+        return self._tiles[key]
+
     def ax(self, c: int) -> int:
         return self.mask(self.r.free[c])
 
@@ -139,22 +149,25 @@ class Options:
 
     def vec(self, items: int) -> Vec:
         """Seconds of a set of items, by resource."""
-        if items not in self._vecs:
+        found = self._vecs.get(items)
+        if found is None:
             a = b = c = d = 0.0
-            rest = items
+            rest, vecs = items, self.vecs
             while rest:
                 low = rest & -rest
-                v = self.vecs[low.bit_length() - 1]
-                a, b, c, d = a + v[0], b + v[1], c + v[2], d + v[3]
+                t, o, s, m = vecs[low.bit_length() - 1]
+                a, b, c, d = a + t, b + o, c + s, d + m
                 rest ^= low
-            self._vecs[items] = (a, b, c, d)
-        return self._vecs[items]
+            found = self._vecs[items] = (a, b, c, d)
+        return found
 
     def blend(self, items: int) -> float:
         """Likely seconds of a set of items: the dominant resource, and a part of the others."""
-        v = self.vec(items)
-        most = max(v)
-        return most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)
+        if items not in self._blends:
+            v = self.vec(items)
+            most = max(v)
+            self._blends[items] = most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)
+        return self._blends[items]
 
     def read(self, c: int) -> int:
         """Item of reading a class that a kernel of this region has stored."""

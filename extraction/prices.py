@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 
-def bits(mask: int) -> list[int]:
-    """Places of the bits that are set."""
+@lru_cache(1 << 14)  # a search asks for the same few thousand again and again
+def bits(mask: int) -> tuple[int, ...]:
+    """Places of the bits that are set, the lowest first."""
     out = []
-    digits = bin(mask)[:1:-1]  # the lowest first; looking through text is quicker than arithmetic on long integers
-    at = digits.find("1")
-    while at >= 0:
-        out.append(at)
-        at = digits.find("1", at + 1)
-    return out
+    while mask:
+        low = mask & -mask
+        out.append(low.bit_length() - 1)
+        mask ^= low
+    return tuple(out)
 
 
 class Blend(Protocol):
@@ -33,10 +34,13 @@ class Prices:
         self.work: dict[int, tuple[Blend, int]] = {}  # … and what that kernel does
         self.kernels: dict[int, int] = {}  # class → classes whose kernels its likely plan has, as bits
         self._memo: dict[int, tuple[float, int]] = {}
+        self._in_memo = 0  # classes that any of its entries rests on
 
     def put(self, c: int, floor: float, own: float, work: tuple[Blend, int], kernels: int) -> None:
         self.floor[c], self.own[c], self.work[c], self.kernels[c] = floor, own, work, kernels
-        self._memo.clear()
+        if self._in_memo >> c & 1:
+            self._memo.clear()
+            self._in_memo = 0
 
     def bound(self, leaves: int) -> float:
         """No plan stores all of these classes in less time."""
@@ -62,8 +66,10 @@ class Prices:
                     family[c] = self.work[c][1] if c in self.work else 0
                 else:
                     by, items = self.work[c]
-                    more += by.blend(family[lead] | items) - by.blend(family[lead])
-                    family[lead] |= items
+                    if items & ~family[lead]:
+                        more += by.blend(family[lead] | items) - by.blend(family[lead])
+                        family[lead] |= items
+            self._in_memo |= leaves | kernels
             self._memo[leaves] = more + sum(self.own.get(c, self.launch) for c in bits(kernels)), kernels
         return self._memo[leaves]
 

@@ -72,7 +72,7 @@ class _Plans:
     budget: float
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Next:
     """A kernel to try: guess and bound of the whole plan with it, its roots and body, what is left to store, and the least time
     that this takes if the guess at it is not much too high."""
@@ -96,7 +96,7 @@ class Search:
             c: a[:-2] for c, free in enumerate(region.free) for a in sorted(free) if a.endswith(".o") and a[:-2] in region.extents
         }  # class of partial results → the axis whose parts they belong to
         self._below = below(region)
-        self._copied = copied(region)
+        self._copied = copied(region)  # of each class, what no kernel that stores it reads
         self._mate_memo: dict[tuple[int, int], bool] = {}
         self._views: dict[str | None, Bodies] = {}
         self._priced: dict[tuple, list[Scored]] = {}
@@ -175,14 +175,15 @@ class Search:
         top, done = depth == 0, 0
         most = max(self.limits.bodies >> depth, 3) if top or len(self._memo) <= self.limits.sets else 1
         tried: dict[tuple, list[float]] = {}
+        least = self._to_beat(best, top)
         for o in self._options(wanted):
             slack = NEAR if top and not o.rest else 1.0  # a single kernel needs no intermediate memory
-            limit = min(budget, best.seconds.min() * slack if top else best.seconds.max())
-            if top and self._complete:
-                limit = min(limit, min(c.seconds for c in self._complete) * slack)
-            before = tried.setdefault((o.roots, o.state.leaves), [])
+            limit = min(budget, least * slack)
+            if HOPEFUL * o.guess >= min(budget, least * NEAR):
+                break  # and so are all that follow
             if o.bound >= limit or HOPEFUL * o.guess >= limit:
                 continue
+            before = tried.setdefault((o.roots, o.state.leaves), [])
             if len(before) >= 2 or any(abs(o.state.score - x) <= TIE * x for x in before):
                 continue
             if math.isfinite(limit) and (done >= most or self.pricer.statements >= self.limits.statements):
@@ -197,11 +198,18 @@ class Search:
             room = float((np.minimum(limit, best.seconds * slack) - np.where(fits, took, 0.0))[fits].max(initial=-math.inf))
             if o.after < room:
                 self._extend(best, kernels, self.solve(o.rest, room, depth + 1), top)
+                least = self._to_beat(best, top)
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
         if not np.isfinite(best.seconds).any() and not math.isfinite(budget):
             self._unfused(best, wanted, depth)
         return best
+
+    def _to_beat(self, best: _Plans, top: bool) -> float:
+        """Seconds from which a plan is no use at any number of parts; for all that is wanted: of the best one that is complete."""
+        if not top:
+            return float(best.seconds.max())
+        return min([float(best.seconds.min()), *(c.seconds for c in self._complete)])
 
     def _unfused(self, best: _Plans, wanted: frozenset[int], depth: int) -> None:
         """The plan that is always there: a kernel for each thing that may lie in memory."""
@@ -235,23 +243,22 @@ class Search:
     def _ranked(self, wanted: frozenset[int]) -> list[_Next]:
         last = max(wanted, key=lambda c: self.r.rank[c])
         bodies = self._view(self.partial.get(last))
+        self._view(None)  # prices of all classes
         out = []
         axis = self._split.axis if self._split is not None else None
         # partial results may be read only where their axis is the one that this run splits
         others_parts = sum(1 << c for c, a in self.partial.items() if a != axis)
-        ahead: dict[frozenset[int], tuple[float, float]] = {}
+        ahead: dict[int, tuple[float, float, frozenset[int]]] = {}
         for group in self._groups(last, wanted):
-            others = wanted - frozenset(group)
-            copied = frozenset().union(*(self._copied[c] for c in group))
+            others = Bodies.union(1 << c for c in wanted if c not in group)
+            no_leaf = Bodies.union(self._copied[c] for c in group) | others_parts
             for b in bodies.kernels(group):
-                if b.state.leaves & others_parts:
+                if b.state.leaves & no_leaf:
                     continue
-                if copied & b.leaves:
-                    continue
-                rest = others | b.leaves
-                if rest not in ahead:
-                    ahead[rest] = self._floor(rest), self._guess(rest)
-                floor, later = ahead[rest]
+                mask = others | b.state.leaves
+                if mask not in ahead:
+                    ahead[mask] = self._floor(mask), self.prices.guess(mask), frozenset(bits(mask))
+                floor, later, rest = ahead[mask]
                 if math.isfinite(b.bound + floor):
                     after = max(floor, HOPEFUL * later)
                     out.append(_Next(b.guess + later, b.bound + floor, group, b.state, rest, after))
@@ -283,16 +290,9 @@ class Search:
             self._views[split] = Bodies(self.r, self.model, split, self.prices)
         return self._views[split]
 
-    def _floor(self, classes: frozenset[int]) -> float:
-        """Bound on the time that any plan takes to store these classes."""
-        self._view(None)
-        return max((self.prices.floor.get(c, math.inf) for c in classes), default=0.0)
-
-    def _guess(self, classes: frozenset[int]) -> float:
-        mask = 0
-        for c in classes:
-            mask |= 1 << c
-        return self.prices.guess(mask)
+    def _floor(self, classes: int) -> float:
+        """Bound on the time that any plan takes to store these classes (bits)."""
+        return max([self.prices.floor.get(c, math.inf) for c in bits(classes)], default=0.0)
 
     # ---- several roots in one kernel
     def _groups(self, last: int, wanted: frozenset[int]) -> Iterator[tuple[int, ...]]:
@@ -336,8 +336,8 @@ def below(region: Region) -> list[int]:
     return out
 
 
-def copied(region: Region) -> list[frozenset[int]]:
-    """Of each class, those from which a kernel that stores it would only copy: parts of a tensor that a rule has made of them, and that
+def copied(region: Region) -> list[int]:
+    """Of each class, those (as bits) from which a kernel that stores it would only copy: parts of a tensor that a rule has made of them, and that
     tensor for its parts (an output is stored as it must be)."""
     wholes: list[set[int]] = [{n.args[0] for n in ns if n.op == "view" and not region.source[n.args[0]]} for ns in region.nodes]
     for c in sorted(range(len(wholes)), key=lambda c: -region.rank[c]):  # a part of a part
@@ -346,7 +346,7 @@ def copied(region: Region) -> list[frozenset[int]]:
     for c, ws in enumerate(wholes):
         for w in ws:
             out[w].add(c)
-    return [frozenset(x - {c}) for c, x in enumerate(out)]
+    return [Bodies.union(1 << x for x in xs - {c}) for c, xs in enumerate(out)]
 
 
 def same(a: Choice, b: Choice) -> bool:
