@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -18,12 +19,16 @@ import pytest
 from eqsat_neptune.codegen.cuda.emulate import host_compiler
 from eqsat_neptune.rules import RULES, Rule
 
+from eqsat_neptune import xp
 from eqsat_neptune.errors import EqsatError
 from eqsat_neptune.runtime import cpu
 from eqsat_neptune.testing import cases, fuzz
 from eqsat_neptune.testing.cases import Case, Outcome, difference, run
+from eqsat_neptune.testing.drawing import draw, mutate
 from eqsat_neptune.testing.fuzz import Fuzzer, alone, keep, load, main, shrink
-from eqsat_neptune.testing.statements import REDUCTIONS, ROWWISE, Call, Operand, Statements, draw, draw_products, mutate
+from eqsat_neptune.testing.layers import draw_products
+from eqsat_neptune.testing.operands import KINDS, LAYOUTS, Operand, drawn, laid_out
+from eqsat_neptune.testing.statements import FUNCTIONS, REDUCTIONS, ROWWISE, Call, Statements
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 SOFTMAX = Statements(
@@ -70,6 +75,58 @@ def test_programs_are_biased_towards_chains_of_reductions() -> None:
     assert chained > 40
 
 
+def test_all_that_the_front_has_is_drawn() -> None:
+    """What programs are made of, and what is left out of them by compaction only."""
+    inputs: list[Operand] = []
+    calls: list[Call] = []
+    for seed in range(400):
+        r = random.Random(seed)
+        for s in (draw(r, "float32"), draw_products(r, "float16")):
+            inputs += s.inputs
+            calls += s.calls
+    functions = {c.fn for c in calls}
+    assert {i.layout for i in inputs} == set(LAYOUTS) and {i.kind for i in inputs} >= set(KINDS)
+    assert {i.dtype for i in inputs} >= {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
+    assert sum(i.dtype == "bool" and i.kind == "padding" for i in inputs) > 10
+    assert {"top_k", "argmax", "argmin", "take", "take_along_axis", "concat", "stack", "pad", "einsum"} <= functions
+    assert len(FUNCTIONS - functions) < 20, FUNCTIONS - functions
+    slices = [k for c in calls if c.fn == "getitem" for k in dict(c.options)["index"] if isinstance(k, list)]
+    assert sum((k[2] or 1) < -1 for k in slices) > 5 and sum((k[2] or 1) > 1 for k in slices) > 5
+    assert any("@1" in dict(c.options)["index"] for c in calls if c.fn == "getitem")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+def test_layouts_keep_the_values(dtype: str) -> None:
+    x = drawn(Operand((3, 4), dtype, "normal"), 1, 0, False)
+    for layout in LAYOUTS:
+        y = laid_out(x, layout)
+        assert y.dtype == x.dtype and y.shape == x.shape
+        same = x[:1] if layout == "repeated rows" else x[:, :1] if layout == "repeated columns" else x
+        assert np.array_equal(y.astype(float), np.broadcast_to(same, x.shape).astype(float)), layout
+        assert np.array_equal(laid_out(y, layout).astype(float), y.astype(float))  # as a printed program does
+    size = x.itemsize
+    assert [laid_out(x, n).strides for n in ("strided", "reversed", "reversed rows", "turned", "repeated rows")] == [
+        (8 * size, 2 * size), (4 * size, -size), (-4 * size, size), (size, 3 * size), (0, size)
+    ]  # fmt: skip
+    assert laid_out(x, "offset").ctypes.data % (2 * size) and laid_out(x, "padded").strides == (7 * size, size)
+
+
+def test_padding_hides_whole_rows_and_none() -> None:
+    masks = [drawn(Operand((5, 7), "bool", "padding"), seed, 0, False) for seed in range(20)]
+    assert any((~m).all(axis=1).any() for m in masks) and any(m.all(axis=1).any() for m in masks)
+    assert all((np.diff(m.astype(int), axis=1) <= 0).all() for m in masks)
+    scores = drawn(Operand((5, 7), "float32", "padding"), 1, 0, True)
+    assert set(np.unique(scores)) == {-np.inf, 0.0}
+    positions = drawn(Operand((50,), "int8", "below 3"), 1, 0, False)
+    assert set(positions) == {0, 1, 2}
+
+
+def test_programs_written_before_layouts_are_read_as_they_were() -> None:
+    old = {"inputs": [[[3, 5], "float32", "masked"]], "calls": [["max", ["x0"], {"axis": -1}]], "outputs": ["v0"]}
+    program = Statements.from_json(old)
+    assert program.inputs == (Operand((3, 5), "float32", "masked", "packed"),) and program.to_json() == old
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -79,6 +136,15 @@ def test_programs_are_biased_towards_chains_of_reductions() -> None:
         {"outputs": ["v9"]},
         {"inputs": [[[-1], "float64", "normal"]]},
         {"inputs": [[[2], "object", "normal"]]},
+        {"inputs": [[[2], "float64", "below 3"]]},
+        {"inputs": [[[2], "int32", "below 0"]]},
+        {"inputs": [[[2], "float64", "normal", "upside down"]]},
+        {"inputs": [[[2], "float64", "normal", "packed", "more"]]},
+        {"calls": [["getitem", ["x0"], {"index": ["@1"]}]]},
+        {"calls": [["getitem", ["x0"], {"index": [[None, None]]}]]},
+        {"calls": [["getitem", ["x0"], {"index": ["__class__"]}]]},
+        {"calls": [["getitem", ["x0"], {}]]},
+        {"calls": [["linalg.__init__", ["x0"], {}]]},
     ],
 )
 def test_data_that_is_no_program_is_refused(change: dict[str, Any]) -> None:
@@ -86,9 +152,32 @@ def test_data_that_is_no_program_is_refused(change: dict[str, Any]) -> None:
         Statements.from_json(SOFTMAX.to_json() | change)
 
 
-def test_the_printed_program_runs(tmp_path: Path) -> None:
+ALL_FORMS = Statements(
+    (
+        Operand((4, 6), "float32", "nans", "reversed"),
+        Operand((3,), "int32", "below 4", "strided"),
+        Operand((6,), "bool", "padding"),
+        Operand((4, 6), "bfloat16", "spikes", "repeated columns"),
+    ),
+    (
+        Call("getitem", ("x0", "x1"), (("index", ["@1", [None, None, -2]]),)),
+        Call("getitem", ("x2",), (("index", [[None, None, 2]]),)),
+        Call("where", ("v1", "v0", -math.inf)),
+        Call("top_k", ("v2", 2), (("axis", -1),)),
+        Call("getitem", ("v3",), (("index", [1]),)),
+        Call("getitem", ("x3",), (("index", ["...", 0, None]),)),
+        Call("einsum", ("v5", "v0"), (("subscripts", "ij,kl->ik"),)),
+        Call("pad", ("v6",), (("pad_width", [0, 1]), ("constant_values", 1))),
+        Call("astype", ("v7",), (("dtype", "float32"),)),
+    ),
+    ("v4", "v8"),
+)
+
+
+@pytest.mark.parametrize("program", [SOFTMAX, ALL_FORMS])
+def test_the_printed_program_runs(program: Statements, tmp_path: Path) -> None:
     path = tmp_path / "case.py"
-    path.write_text(str(Case(SOFTMAX, seed=3)), encoding="utf-8")
+    path.write_text(str(Case(program, seed=3)), encoding="utf-8")
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("ok in cpu")
@@ -145,7 +234,7 @@ def test_random_pipelines_are_reached() -> None:
     """Most chains of products for sm_90a run as pipelines of warpgroups, by schedules that differ, and their cases are kept."""
     seen: set[str] = set()
     count = 0
-    for n in (1, 4, 7, 10, 20, 33):
+    for n in (7, 10, 12, 13, 16, 33):
         r = random.Random(n)
         outcome = run(Case(draw_products(r, "bfloat16"), seed=n, target="cuda:sm_90a", pipeline=n + 1))
         assert not outcome.faulty, outcome
@@ -172,6 +261,23 @@ def test_pipelines_are_shrunk_away_where_they_play_no_part() -> None:
     assert not case.pipeline and case.target == "cuda:sm_90a"
     kept, _ = shrink(start, Outcome("crash", "run"), lambda case: Outcome("crash" if case.pipeline else "ok", "run"))
     assert kept.pipeline == 5 and Case.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+
+
+def test_a_nan_may_vanish_but_not_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x − x may become 0 though an x is NaN; a row without NaN may not become NaN."""
+    gone = Statements((Operand((4, 6), kind="nans"),), (Call("subtract", ("x0", "x0")),), ("v0",))
+    rows = Statements((Operand((4, 6), kind="nans"),), (Call("sum", ("x0",), (("axis", -1),)),), ("v0",))
+    seed = next(s for s in range(99) if 0 < np.isnan(cases.arrays(Case(rows, s), rows.trace())[0]).any(axis=1).sum() < 4)
+    for program in (gone, rows):
+        outcome = run(Case(program, seed))
+        assert outcome.kind == "ok", outcome
+
+    class Spread(cpu.CpuRunner):
+        def __call__(self, arrays: Any, stream: Any) -> list[np.ndarray]:
+            return [np.where(np.isnan(o).any(), np.nan, o) for o in super().__call__(arrays, stream)]
+
+    monkeypatch.setattr(cpu, "CpuRunner", Spread)
+    assert run(Case(rows, seed)).kind == "disagreement"
 
 
 # ------------------------------------------------------------------ planted faults
@@ -224,6 +330,64 @@ def test_shrinking_keeps_the_fault() -> None:
     assert [c.fn for c in case.program.calls] == ["divide"] and outcome.faulty
     assert all(np.prod(i.shape) == 1 for i in case.program.inputs)
     assert case == Case(case.program)
+
+
+@pytest.mark.parametrize(
+    "needed, left",
+    [
+        ("steps back", [Call("getitem", ("x0",), (("index", [[None, None, -1], [None, None, None]]),))]),
+        ("best of several", [Call("top_k", ("x0", 1), (("axis", -1),)), Call("getitem", ("v0",), (("index", [1]),))]),
+        ("lies backwards", []),
+        ("takes positions", [Call("take", ("x0", "x1"), (("axis", -1),))]),
+    ],
+)
+def test_new_forms_shrink_to_simpler_ones(needed: str, left: list[Call]) -> None:
+    start = Statements(
+        (Operand((6, 8), "float16", "spikes", "reversed"), Operand((5,), "int16", "below 5", "strided")),
+        (
+            Call("getitem", ("x0",), (("index", [[-2, None, -2], "...", [1, 6, 2]]),)),
+            Call("take", ("x0", "x1"), (("axis", 0),)),
+            Call("top_k", ("v1", 3), (("axis", -1),)),
+            Call("getitem", ("v2",), (("index", [0]),)),
+            Call("getitem", ("v2",), (("index", [1]),)),
+            Call("sum", ("v0",)),
+            Call("add", ("v5", "v3")),
+            Call("add", ("v6", "v4")),
+        ),
+        ("v7",),
+    )
+
+    def runs(case: Case) -> Outcome:
+        p = case.program
+        steps = [k[2] or 1 for c in p.calls if c.fn == "getitem" for k in dict(c.options)["index"] if isinstance(k, list)]
+        bad = {
+            "steps back": any(s < 0 for s in steps),
+            "best of several": any(c.fn == "top_k" for c in p.calls),
+            "lies backwards": any(i.layout == "reversed" for i in p.inputs),
+            "takes positions": any(c.fn == "take" for c in p.calls),
+        }[needed]
+        return Outcome("crash" if bad else "ok", "run")
+
+    case, _ = shrink(Case(start), Outcome("crash", "run"), runs)
+    assert [c.fn for c in case.program.calls] == [c.fn for c in left], case.program
+    if needed == "steps back":
+        (index,) = [dict(c.options)["index"] for c in case.program.calls]
+        assert [None, None, -1] in index and all(k in ([None, None, -1], [None, None, None], "...") for k in index)
+    if needed == "best of several":
+        assert case.program.calls[0].args[1] == 1
+    plain = [i for i in case.program.inputs if i.layout == "packed"]
+    assert len(plain) == len(case.program.inputs) - (needed == "lies backwards")
+    assert all(i.dtype in ("float64", "int64") and i.kind in ("normal", "below 1") for i in case.program.inputs)
+
+
+def test_a_function_that_cannot_be_traced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise KeyError("max")
+
+    monkeypatch.setattr(xp, "max", fails)
+    case, outcome = found_by(Fuzzer(3), 60)
+    assert (outcome.kind, outcome.stage) == ("crash", "trace")
+    assert [c.fn for c in case.program.calls] == ["max"]
 
 
 # ------------------------------------------------------------------ runs

@@ -32,7 +32,9 @@ from ..cache import write_atomically
 from ..errors import EqsatError
 from ..rules import RULES, Rule
 from .cases import DEVICE, TARGETS, Case, Outcome, run, runnable
-from .statements import draw, draw_products, mutate, size, smaller
+from .drawing import draw, mutate
+from .layers import draw_products
+from .statements import size, smaller
 
 LIMIT = 20.0  # seconds of CPU time for one case
 DEAD = 4 * LIMIT  # seconds after which a process that answers to nothing is ended
