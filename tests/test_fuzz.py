@@ -22,6 +22,7 @@ from eqsat_neptune.rules import RULES, Rule
 from eqsat_neptune import xp
 from eqsat_neptune.errors import EqsatError
 from eqsat_neptune.runtime import cpu
+from eqsat_neptune.runtime.checked import image
 from eqsat_neptune.testing import cases, fuzz
 from eqsat_neptune.testing.cases import Case, Outcome, difference, run
 from eqsat_neptune.testing.drawing import draw, mutate
@@ -109,6 +110,17 @@ def test_layouts_keep_the_values(dtype: str) -> None:
         (8 * size, 2 * size), (4 * size, -size), (-4 * size, size), (size, 3 * size), (0, size)
     ]  # fmt: skip
     assert laid_out(x, "offset").ctypes.data % (2 * size) and laid_out(x, "padded").strides == (7 * size, size)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "one number", "nothing"])
+def test_layouts_are_kept_in_copies_of_memory(layout: str) -> None:
+    """What goes to a GPU for a check: the same elements at the same strides and alignment."""
+    shape = {"one number": (), "nothing": (3, 0)}.get(layout, (3, 4))
+    x = laid_out(drawn(Operand(shape, "bfloat16"), 1, 0, False), layout)
+    memory, offset = image(x)
+    again = np.lib.stride_tricks.as_strided(memory[offset : offset + x.itemsize].view(x.dtype), x.shape, x.strides)
+    assert np.array_equal(again.astype(float), x.astype(float))
+    assert x.size == 0 or offset % 16 == x.ctypes.data % 16
 
 
 def test_padding_hides_whole_rows_and_none() -> None:

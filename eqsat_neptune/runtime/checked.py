@@ -1,7 +1,9 @@
-"""A plan run on the NVIDIA GPU that is here, with NumPy arrays in and out, for checks: outputs are poisoned before."""
+"""A plan run on the NVIDIA GPU that is here, with NumPy arrays in and out, for checks: inputs lie there as they do here, outputs are
+poisoned before."""
 
 from __future__ import annotations
 
+import ctypes as C
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,12 +29,41 @@ def run(program: Program, plan: Plan, target: Target, arrays: Sequence[np.ndarra
     """Outputs of one run.  DeviceError if a kernel fails."""
     d = driver()
     with d.activate(d.current_device() or 0):
-        from pycuda.gpuarray import to_gpu
-
         runner = _Poisoned(program, plan, target.arch)
-        outs = runner([to_gpu(np.ascontiguousarray(x)) for x in arrays], None)
+        outs = runner([_Copied(x) for x in arrays], None)
         d.check(d.lib.cuCtxSynchronize(), "running the kernels")
         return [o.get() for o in outs]
+
+
+class _Copied:
+    """A host array in device memory: with its strides, and aligned as it is to up to 16 bytes."""
+
+    def __init__(self, x: np.ndarray):
+        from pycuda.gpuarray import to_gpu
+
+        memory, offset = image(x)
+        self._memory = to_gpu(memory)
+        self.dtype = x.dtype
+        self.__cuda_array_interface__ = {
+            "shape": x.shape,
+            "typestr": x.dtype.str,
+            "data": (int(self._memory.gpudata) + offset, False),
+            "strides": x.strides,
+            "version": 3,
+        }
+
+
+def image(x: np.ndarray) -> tuple[np.ndarray, int]:
+    """The memory that an array's elements lie in, as bytes, and where its first element is."""
+    ends = [(n - 1) * s for n, s in zip(x.shape, x.strides)] if x.size else []
+    below = -sum(min(e, 0) for e in ends)
+    size = below + sum(max(e, 0) for e in ends) + x.itemsize
+    start = x.ctypes.data - below
+    gap = start % 16
+    memory = np.zeros(gap + size, np.uint8)
+    if x.size:
+        memory[gap:] = np.frombuffer((C.c_ubyte * size).from_address(start), np.uint8)
+    return memory, gap + below
 
 
 class _Poisoned(CudaRunner):
@@ -48,6 +79,4 @@ class _Poisoned(CudaRunner):
 
 
 def _address(pointer: int) -> Any:
-    import ctypes
-
-    return ctypes.c_uint64(pointer)
+    return C.c_uint64(pointer)
