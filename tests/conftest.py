@@ -7,6 +7,16 @@ import pytest
 pytest_plugins = ["eqsat_neptune.testing.pytest_plugin"]  # tests over rules
 
 
+# what says that rules, compilations and emitted code are sound: `-m soundness`, slow ones among them
+SOUNDNESS = ("rules", "repair", "soundness", "testing", "infinities", "verify", "fuzz", "cache", "shapes_and_values", "special_values")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SOUNDNESS:
+            item.add_marker("soundness")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as m:
