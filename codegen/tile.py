@@ -16,8 +16,8 @@ are 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from ..extraction.plan import Axis, Buffer
 from ..terms import Affine, Index
@@ -206,6 +206,20 @@ def results(s: Stmt) -> tuple[Value, ...]:
     if isinstance(s, Loop):
         return tuple(c.out for c in s.carries)
     return () if isinstance(s, Store) else (s.out,)
+
+
+def live(body: Iterable[Stmt], used: set[int]) -> tuple[Stmt, ...]:
+    """The statements whose results are used, going backwards; `used` grows by what they read."""
+    out: list[Stmt] = []
+    for s in reversed(list(body)):
+        if isinstance(s, Loop):
+            used.update(c.next.id for c in s.carries)
+            s = replace(s, body=live(s.body, used))
+        elif not isinstance(s, Store) and s.out.id not in used:
+            continue
+        used.update(v.id for v in operands(s))
+        out.append(s)
+    return tuple(reversed(out))
 
 
 def lines(body: tuple[Stmt, ...], depth: int) -> Iterator[str]:

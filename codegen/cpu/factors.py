@@ -13,8 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..lower import live
-from ..tile import Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, walk
+from ..tile import Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, live, walk
 from .rewrite import Fresh, expand, uses, work
 
 LEAST = 2.0**-20

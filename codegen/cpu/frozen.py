@@ -22,8 +22,7 @@ from ...extraction.plan import Buffer
 from ...program import elements
 from ...terms import axis_index
 from ..invariance import Form, Forms, Unknown
-from ..lower import live
-from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
+from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, live, operands, walk
 from .estimates import Estimate, Estimates, Norm, norm
 from .functions import FAST_EXP2
 from .rewrite import Fresh, loose_limits, rename

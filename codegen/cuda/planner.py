@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ...program import DTYPES
 from ...terms import Affine
-from ..lower import live as live_statements
 from ..tile import (
     Const,
     Contract,
@@ -20,6 +19,7 @@ from ..tile import (
     Stmt,
     Store,
     TileProgram,
+    live,
     operands,
     results,
     walk,
@@ -53,6 +53,7 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
             break
     assert why is not None
     raise why
+
 
 VECTOR_REGISTERS = 24  # that a thread needs beside its values; a compiler that may take more loads farther ahead
 
@@ -337,4 +338,4 @@ class Planner(Placement):
             return worst
 
         held = sum(self.held_registers(n, c) for n, c in self.out.contracts.items() if c.left.held)
-        return peak(live_statements(self.p.body, set()), set()) + held
+        return peak(live(self.p.body, set()), set()) + held

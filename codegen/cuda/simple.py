@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ...terms import REDUCTIONS
-from ..lower import live as live_statements
-from ..tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, operands, walk
+from ..tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value, live, operands, walk
 from .arch import Arch
 from .kernel import Function, KernelText, Parameter, Place
 from .layout import Unsupported
@@ -129,7 +128,7 @@ class SimpleText(KernelText):
             body(f"{name} += block_index() * {s.workspace};")
             self.workspace = name
         self.preamble()
-        self.statements(live_statements(self.p.body, set()))
+        self.statements(live(self.p.body, set()))
         return self.function_text(body, s.threads, 1, s.shared)
 
     # ---- places of values

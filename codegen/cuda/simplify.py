@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..lower import live
-from ..tile import Carry, Const, Contract, Gather, Load, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
+from ..tile import Carry, Const, Contract, Gather, Load, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, live, operands, walk
 
 LOG2E = 1.0 / math.log(2.0)
 _FIXED = (0.0, math.inf, -math.inf)  # f·x = x for every f > 0

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..invariance import Forms, Unknown
-from ..lower import live
-from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, operands, walk
+from ..tile import Carry, Const, Contract, Loop, Map, Reduce, Stmt, Store, TileProgram, Value, live, operands, walk
 
 Coefficients = dict[int, float]  # pivot (its phi) → coefficient, in a value that is linear in pivots
 
