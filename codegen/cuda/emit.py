@@ -16,7 +16,7 @@ from ..hopper.wgmma import wrapper
 from ..tile import TileProgram
 from .arch import Arch
 from .fragments import Fragments
-from .kernel import Function
+from .kernel import Function, contiguous_strides
 from .layout import Unsupported
 from .planner import plan
 from .schedule import HALVES, Precision, Schedule
@@ -53,14 +53,6 @@ def is_packed(shape: Sequence[int], strides: Sequence[int], dtype: str, address:
         return 0
     row_major = all(n == 1 or s == c for n, s, c in zip(shape, strides, contiguous_strides(shape)))
     return 2 if row_major else 1
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    step, out = 1, []
-    for n in reversed(shape):
-        out.append(step)
-        step *= n
-    return tuple(reversed(out))
 
 
 def precision_of(buffers: Mapping[str, Buffer], compute: str) -> Precision:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...extraction.plan import Buffer
 from ...runtime.module import TensorMap
 from ...terms import Affine
-from ..tile import Const, Gather, Iota, Load, Loop, Mask, Stmt, Store, TileProgram, Value, lines, operands, walk
+from ..tile import Carry, Const, Gather, Iota, Load, Loop, Mask, Stmt, Store, TileProgram, Value, lines, operands, walk
 from .arch import Arch
 from .schedule import Precision
 from .text import C_TYPES, INTEGERS, Names, Text, affine, at_least_zero
@@ -40,6 +40,11 @@ class Function:
     cluster: int = 1  # blocks that are launched together
 
 
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a row-major array without gaps, in elements."""
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
 class Place:
     """Text of positions, somewhere in a kernel."""
 
@@ -55,6 +60,17 @@ class Place:
     def holds(self, ix: Affine) -> str:
         """The condition ix ≥ 0."""
         return at_least_zero(ix, {a: self.position(a) for a in ix.axes}, self.kernel.wide(ix))
+
+
+def readers_of(body: Iterable[Stmt], carries: Iterable[Carry]) -> dict[int, list[int]]:
+    """Value → what reads it: id() of statements, −phi of carries."""
+    out: dict[int, list[int]] = {}
+    for s in body:
+        for v in operands(s):
+            out.setdefault(v.id, []).append(id(s))
+    for c in carries:
+        out.setdefault(c.next.id, []).append(-c.phi.id)
+    return out
 
 
 class KernelText:
@@ -75,7 +91,6 @@ class KernelText:
         self.together = 1  # blocks of a cluster, which have the same tile
         self.inline: dict[int, Stmt] = {}
         self.defs: dict[int, Stmt] = {}
-        self.readers: dict[int, list[int]] = {}  # value → what reads it: id() of statements, −phi of carries
         for s in walk(p.body):
             if isinstance(s, Const):
                 self.consts[s.out.id] = s.value
@@ -83,11 +98,8 @@ class KernelText:
                 self.inline[s.out.id] = s
             if not isinstance(s, Loop | Store):
                 self.defs[s.out.id] = s
-            for v in operands(s):
-                self.readers.setdefault(v.id, []).append(id(s))
-            if isinstance(s, Loop):
-                for c in s.carries:
-                    self.readers.setdefault(c.next.id, []).append(-c.phi.id)
+        carries = [c for s in walk(p.body) if isinstance(s, Loop) for c in s.carries]
+        self.readers = readers_of(walk(p.body), carries)
 
     def function_text(self, body: Text, threads: int, min_blocks: int, shared: int) -> Function:
         """The kernel around its body."""
@@ -136,28 +148,28 @@ class KernelText:
                     given, stride = new(f"given_{name}_stride{n}"), new(f"{name}_stride{n}")
                     strides.append(stride)
                     self.parameters.append(Parameter(f"{b.name}.stride{n}", "i64", given))
-                    contiguous = math.prod(b.shape[n + 1 :])
+                    contiguous = contiguous_strides(b.shape)[n]
                     self.stride_lines[stride] = f"const i64 {stride} = {self.macros[b.name]} == 2 ? {contiguous} : {given};"
                 self.strides[b.name] = tuple(strides)
                 self.packed[b.name] = self.macros[b.name]
             else:
-                step, out = 1, []
-                for extent in reversed(b.shape):
-                    out.append(step)
-                    step *= extent
-                self.strides[b.name] = tuple(reversed(out))
+                self.strides[b.name] = contiguous_strides(b.shape)
         self.axis_name: dict[str, str] = {a: new(a) for a in p.axes}
         self.width: dict[str, str] = {a: "i64" if p.extents.get(a, x.extent) > 2**30 else "int" for a, x in p.axes.items()}
         for a, x in p.axes.items():
             if x.role == "whole":
                 self.start[a] = "0"
 
+    def order_kernels(self) -> None:
+        """The next kernel may come to the device; nothing is read or written before the kernel ahead of this one has ended."""
+        if self.sequence[1]:
+            self.t("next_kernel_may_start();")
+        if self.sequence[0]:
+            self.t("previous_kernel_wait();")
+
     def preamble(self) -> None:
         t = self.t
-        if self.sequence[1]:
-            t("next_kernel_may_start();")
-        if self.sequence[0]:
-            t("previous_kernel_wait();")
+        self.order_kernels()
         every = self.grid_order()
         for a, _ in every:
             self.start[a] = "0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Iterable
 
 from ...terms import REDUCTIONS
 from ..tile import Carry, Contract, Load, Loop, Reduce, Stmt, Value, walk
@@ -121,13 +122,7 @@ class Loops(Contractions):
             state.tiles[vid] = var
         self.statements(s.body)
         self.flush()
-        moves = []
-        for c in s.carries:
-            home = self.s.home[c.phi.id]
-            source, var = self.get(c.next, home), self.env[c.phi.id, home]
-            if source != var:
-                moves.append((var, source, home, c))
-        self.move(moves)
+        self.advance(s.carries)
         if ring and stages > 1:
             t(f"{slot} ^= 1;" if stages == 2 else f"{slot} = {slot} == {stages - 1} ? 0 : {slot} + 1;")
         t.depth -= 1
@@ -178,8 +173,14 @@ class Loops(Contractions):
     def initial(self, c: Carry, home: Layout) -> str:
         return self.get(c.init, home)
 
-    def move(self, moves: list) -> None:
+    def advance(self, carries: Iterable[Carry]) -> None:
         """All phis take their new values at once."""
+        moves = []
+        for c in carries:
+            home = self.s.home[c.phi.id]
+            source, var = self.get(c.next, home), self.env[c.phi.id, home]
+            if source != var:
+                moves.append((var, source, home, c))
         targets = {m[0] for m in moves}
         late = []
         for var, source, home, c in moves:

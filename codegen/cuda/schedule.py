@@ -74,6 +74,11 @@ class ContractPlan:
     inner: tuple[str, ...]
     steps: int = 0
 
+    @property
+    def tiles(self) -> tuple[int, ...]:
+        """Of the operands those that are loaded tiles."""
+        return tuple(x.value.id for x in (self.left, self.right) if x.where == "tile")
+
 
 @dataclass(frozen=True)
 class RoundedSum:

@@ -138,21 +138,15 @@ class Warps(Facts):
                 if self.split is not None:
                     return
             total = want if isinstance(want, int) else (8 if m0 * n0 >= 128 * 256 else 4)
-            options = [
-                (m0 / r + n0 / c, r, c)
+            fits = [
+                (r, c)
                 for r in (1, 2, 4, 8, 16)
                 for c in (1, 2, 4, 8, 16)
-                if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or n0 % (c * arch.grain) == 0)
+                if (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or n0 % (c * arch.grain) == 0)
             ]
-            while not options:
+            while not any(r * c == total for r, c in fits):
                 total //= 2
-                options = [
-                    (m0 / r + n0 / c, r, c)
-                    for r in (1, 2, 4, 8, 16)
-                    for c in (1, 2, 4, 8, 16)
-                    if r * c == total and (r == 1 or m0 >= r * arch.fragment[0]) and (c == 1 or n0 % (c * arch.grain) == 0)
-                ]
-            _, self.wr, self.wc = min(options)
+            _, self.wr, self.wc = min((m0 / r + n0 / c, r, c) for r, c in fits if r * c == total)
 
     def left_fixed(self, s: Contract) -> bool:
         return self.chained(s) is not None

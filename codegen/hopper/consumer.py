@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ..cuda.layout import Layout
 from ..cuda.registers import LoopState
 from ..cuda.text import Names
-from .iteration import Iteration, readers_of
+from .iteration import Iteration, makes
 from .planner import WORK_SLOTS, Parts, Pipeline
 from .results import Results
 
@@ -30,8 +30,7 @@ class Consumer(Iteration, Results):
         mark = len(t.out)
         depth = t.depth
         t(f"Ring<{WORK_SLOTS}> works;")
-        late_tiles = {x.value.id for c in parts.late for x in self.tile_operands(c)}
-        early_tiles = {x.value.id for c in parts.early for x in self.tile_operands(c)}
+        early_tiles, late_tiles = self.tiles_of(parts.early), self.tiles_of(parts.late)
         self.early_ring = self.rings(v for v in s.tiles if v in early_tiles)
         self.late_ring = self.rings(v for v in s.tiles if v in late_tiles and v not in early_tiles)
         self.late_ring |= self.rings((v for v in s.tiles if v in late_tiles and v in early_tiles), "_late")
@@ -100,7 +99,7 @@ class Consumer(Iteration, Results):
             self.main_loop()
             if pipe.frozen:
                 self.check()
-            self.printed, self.reads = set(), readers_of(self.p.body[n + 1 :])
+            self.printed, self.reads = set(), makes(self.p.body[n + 1 :])
             self.results = {self.states[c.phi.id] for c in pipe.loop.carries if self.overwritten(c)}
             self.statements(self.p.body[n + 1 :])
             self.flush()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 
+from ..cuda.kernel import readers_of
 from ..cuda.layout import Layout
 from ..cuda.schedule import RoundedSum
 from ..cuda.text import C_TYPES, Names, constant
@@ -16,7 +18,7 @@ from .planner import Parts, Pipeline
 from .products import Products
 
 
-def readers_of(body: Iterable[Stmt]) -> dict[int, set[int]]:
+def makes(body: Iterable[Stmt]) -> dict[int, set[int]]:
     """Value → the values that these statements make of it; −1: it is stored."""
     out: dict[int, set[int]] = {}
     for s in body:
@@ -36,19 +38,15 @@ class Iteration(Products):
 
     def absorb(self, position: str, parts: Parts) -> None:
         """The elementwise work of an iteration."""
-        t, pipe, s = self.t, self.pipe, self.s
+        t, pipe = self.t, self.pipe
+        body = (*parts.score, *parts.weight, *parts.state, *parts.late)
         env, self.printed = dict(self.env), set()
-        self.reads = readers_of((*parts.score, *parts.weight, *parts.state, *parts.late))
+        self.reads = makes(body)
         for c in pipe.loop.carries:
             self.reads.setdefault(c.next.id, set()).add(-1)
         readers = self.readers
         if parts is pipe.frozen:
-            self.readers = {}
-            for x in (*parts.score, *parts.weight, *parts.state, *parts.late):
-                for v in operands(x):
-                    self.readers.setdefault(v.id, []).append(id(x))
-            for c in pipe.loop.carries:
-                self.readers.setdefault(c.next.id, []).append(-c.phi.id)
+            self.readers = readers_of(body, pipe.loop.carries)
         t("constexpr bool edge = decltype(at_edge)::value, start = decltype(at_start)::value;")
         t(position)
         self.masked.clear()
@@ -73,60 +71,52 @@ class Iteration(Products):
         for x in () if pipe.peek else parts.weight:
             self.statement(x)
         self.flush()
-        for product in parts.late:
-            plan = s.contracts[product.out.id]
-            if plan.left.where == "register":
-                v, layout = plan.left.value, plan.left.layout
-                assert layout is not None
-                source = self.mask_missing(v, layout, set(product.axes), 0.0, self.get(v, layout))
-                t(f"round_to<{C_TYPES[plan.dtype]}>({self.packed_operands[v.id]}, {source});")
+        self.round_operands(parts)
         if pipe.peek:  # else what the next early products overwrite seems to be written while late ones are under way
             for name in self.scores.values():
                 t(f"set_all({name}, 0.0f);")
         if parts.state:
             with t.block("if constexpr (!start)"):
-                idle = self.idle(parts)
-                if idle:
-                    t("bool moves = false;  // else state stays as it is")
-                    for factor, neutral in idle:
-                        rows = s.home[factor.id]
-                        name = self.get(factor, rows)
-                        with self.over(rows):
-                            t(f"moves |= {name}{self.at(rows)} != {constant(neutral, self.compute)};")
-                with t.block("if (warp_any(moves))") if idle else nullcontext():
-                    self.move_state(parts)
-        moves = []
-        late = {c.out.id for c in parts.late}
-        for carry in pipe.loop.carries:
-            if carry.next.id in late:
-                continue
-            if parts is pipe.frozen and carry.phi.id in pipe.pivots.candidates:
-                continue
-            home = s.home[carry.phi.id]
-            source, var = self.get(carry.next, home), self.states[carry.phi.id]
-            if source != var:
-                moves.append((var, source, home, carry))
-        self.move(moves)
+                self.rescale_sums(parts)
+        still = {c.out.id for c in parts.late}
+        fixed = pipe.pivots.candidates if parts is pipe.frozen else {}
+        self.advance(c for c in pipe.loop.carries if c.next.id not in still and c.phi.id not in fixed)
         self.env, self.readers = env, readers
 
-    def move_state(self, parts: Parts) -> None:
-        """What products add to, at new pivots."""
-        inner = dict(self.env)
-        for x in parts.state:
-            self.statement(x)
-        self.flush()
-        moves = []
+    def round_operands(self, parts: Parts) -> None:
+        """What late products read from registers."""
         for product in parts.late:
-            carry = self.pipe.carries[product.out.id]
+            plan = self.s.contracts[product.out.id]
+            if plan.left.where == "register":
+                v, layout = plan.left.value, plan.left.layout
+                assert layout is not None
+                source = self.mask_missing(v, layout, set(product.axes), 0.0, self.get(v, layout))
+                self.t(f"round_to<{C_TYPES[plan.dtype]}>({self.packed_operands[v.id]}, {source});")
+
+    def rescale_sums(self, parts: Parts) -> None:
+        """What products add to, at new pivots; left out where no lane's pivots have moved."""
+        t = self.t
+        idle = self.idle(parts)
+        if idle:
+            t("bool moves = false;  // else state stays as it is")
+            for factor, neutral in idle:
+                rows = self.s.home[factor.id]
+                name = self.get(factor, rows)
+                with self.over(rows):
+                    t(f"moves |= {name}{self.at(rows)} != {constant(neutral, self.compute)};")
+        with t.block("if (warp_any(moves))") if idle else nullcontext():
+            inner = dict(self.env)
+            for x in parts.state:
+                self.statement(x)
+            self.flush()
+            self.advance(self.without_products(parts))
+            self.env = inner
+
+    def without_products(self, parts: Parts) -> Iterable[Carry]:
+        """Carries that late products add to, up to these products."""
+        for product in parts.late:
             assert product.acc is not None
-            home = self.s.home[carry.phi.id]
-            source = self.get(product.acc, home)
-            if source != self.states[carry.phi.id]:
-                moves.append(
-                    (self.states[carry.phi.id], source, home, Carry(carry.init, carry.phi, product.acc, carry.out, carry.kind))
-                )
-        self.move(moves)
-        self.env = inner
+            yield replace(self.pipe.carries[product.out.id], next=product.acc)
 
     def idle(self, parts: Parts) -> list[tuple[Value, float]]:
         """Factors a row with which state stays as it is: each, and the number that it must be.  Of state that is made of several parts

@@ -90,11 +90,8 @@ class Warpgroups(Producer, Consumer):
                 t(f"barrier_init({pipe.drained}, {warps});")
                 t(f"store_shared<u32>({pipe.failed}, 0);")
             t("barrier_init_done();")
-        if self.sequence[1]:
-            t("next_kernel_may_start();")
-        if self.sequence[0]:
-            t("previous_kernel_wait();")
-            if any(b.kind != "input" for b in self.p.reads):
-                t("async_fence_global();")
+        self.order_kernels()
+        if self.sequence[0] and any(b.kind != "input" for b in self.p.reads):
+            t("async_fence_global();")
         if pipe.cluster > 1:  # others may not touch barriers that are not set up
             t("cluster_sync();")

@@ -140,6 +140,11 @@ class Pipeline:
         return self.boxes[vid].bytes * (self.cluster if self.spread.get(vid) else 1)
 
 
+def stage_bytes(t: TilePlan) -> int:
+    """Of shared memory, for one stage of a tile."""
+    return -(-t.bytes // 1024) * 1024
+
+
 def plan(p: TileProgram, arch: Arch, precision: Precision) -> Pipeline:
     if precision.accurate or precision.compute != "float32":
         raise Unsupported("wgmma computes with 16-bit operands only")
@@ -206,7 +211,7 @@ class WarpgroupPlanner(Planner):
         parts = self.partition(self.loop.body)
         boxes = {}
         at = 0
-        used = {x.value.id for c in o.contracts.values() for x in (c.left, c.right) if x.where == "tile"}
+        used = {v for c in o.contracts.values() for v in c.tiles}
         for vid, t in o.tiles.items():
             if vid not in used:
                 raise Unsupported("a tile that no product reads")
@@ -239,16 +244,13 @@ class WarpgroupPlanner(Planner):
         for t in sorted(o.tiles.values(), key=lambda t: t.loop is not None):
             t.stages = stages if t.loop is not None else 2 if ahead else 1
             t.offset = at
-            at += -(-t.bytes // 1024) * 1024 * t.stages
+            at += stage_bytes(t) * t.stages
         o.scratch = at
         o.scratch_bytes = self.scratch_bytes()
         at += -(-o.scratch_bytes // 16) * 16
-        early_only = {
-            x.value.id
-            for s in parts.early
-            for x in (o.contracts[s.out.id].left, o.contracts[s.out.id].right)
-            if x.where == "tile"
-        } - {x.value.id for s in parts.late for x in (o.contracts[s.out.id].left, o.contracts[s.out.id].right)}
+        late = [o.contracts[s.out.id] for s in parts.late]
+        early_only = {v for s in parts.early for v in o.contracts[s.out.id].tiles}
+        early_only -= {x.value.id for c in late for x in (c.left, c.right)}
         fixed_early = all(v in early_only and not o.instances.get(v) for v, t in o.tiles.items() if t.loop is None)
         tiles = math.prod(self.p.axes[a].trips for a in self.p.grid)
         traversal = self.traversal()

@@ -49,7 +49,7 @@ class Producer(Rings):
                 t(f"int next = {total};")
             fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
             self.copies(fixed, rings)
-            early = {x.value.id for s in pipe.parts.early for x in self.tile_operands(s)}
+            early = self.tiles_of(pipe.parts.early)
             ring = [v for v, x in self.s.tiles.items() if x.loop is not None]
             ahead = [v for v in ring if v in early] if pipe.overlap else []
             a = pipe.loop.axis
@@ -150,7 +150,7 @@ class Producer(Rings):
         shift = self.tile[parted] // parts * part if parted else 0
         where = [affine(ix.plus(Affine(shift if parted in ix.axes else 0)), position) for ix in box.coordinates]
         size = plan.bytes // parts
-        into = str(plan.offset + part * size) + (f" + {ring}.slot() * {self.stage_bytes(plan)}" if plan.stages > 1 else "")
+        into = " + ".join([str(plan.offset + part * size), *self.at_stage(plan, ring)])
         panels, copy, whom = box.panels, "copy_box", ""
         if (by := pipe.spread.get(vid)) is not None:  # this block's part, for all of the cluster
             copy, whom = "copy_box_to_all", f"{2**pipe.cluster - 1}, "

@@ -29,7 +29,7 @@ class Products(Rings):
     def shift(self, vid: int, ring: str, turned: bool, left: bool) -> str:
         """Bytes from there to where this warpgroup's operand begins."""
         plan, pipe = self.s.tiles[vid], self.pipe
-        parts = [f"{ring}.slot() * {self.stage_bytes(plan)}"] if plan.stages > 1 else []
+        parts = self.at_stage(plan, ring)
         if left and pipe.consumers > 1:
             own = plan.bytes // pipe.consumers if vid in pipe.parted else plan.rows * 128 if turned else 64 * 128
             parts.append(f"group * {own}")

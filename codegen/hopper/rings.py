@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..cuda.schedule import Operand, TilePlan
+from ..cuda.schedule import TilePlan
 from ..cuda.text import C_TYPES
 from ..tile import Contract
+from .planner import stage_bytes
 from .works import Works
 
 
 class Rings(Works):
-    def tile_operands(self, s: Contract) -> list[Operand]:
-        """Those of a product that lie in shared memory."""
-        c = self.s.contracts[s.out.id]
-        return [x for x in (c.left, c.right) if x.where == "tile"]
+    def tiles_of(self, products: Iterable[Contract]) -> set[int]:
+        """Tiles that these products read from shared memory."""
+        return {v for s in products for v in self.s.contracts[s.out.id].tiles}
 
     def led(self) -> list[tuple[int, TilePlan]]:
         """Tiles that have barriers of their own."""
@@ -60,8 +60,9 @@ class Rings(Works):
             self.t(f"barrier_arrive_if(lane == 0, {barrier});")
 
     @staticmethod
-    def stage_bytes(plan: TilePlan) -> int:
-        return -(-plan.bytes // 1024) * 1024
+    def at_stage(plan: TilePlan, ring: str) -> list[str]:
+        """Bytes from a tile's first stage to the one that the cursor is at, as a term of a sum."""
+        return [f"{ring}.slot() * {stage_bytes(plan)}"] if plan.stages > 1 else []
 
     def panels(self, vid: int) -> str:
         """The first stage of a tile (of one that is parted, the first part)."""

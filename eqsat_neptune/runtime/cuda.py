@@ -10,7 +10,8 @@ from typing import Any
 
 from .. import cache
 from ..codegen.cuda.arch import cuda_arch
-from ..codegen.cuda.emit import Source, contiguous_strides, emit, is_packed
+from ..codegen.cuda.emit import Source, emit, is_packed
+from ..codegen.cuda.kernel import contiguous_strides
 from ..codegen.lower import lower
 from ..codegen.tile import TileProgram
 from ..errors import InputError
