@@ -22,47 +22,18 @@ class Consumer(Iteration, Results):
         self.next_work = ""  # name of the function that waits for the next work
 
     def consume(self) -> None:
-        t, pipe, s = self.t, self.pipe, self.s
-        loop, parts = pipe.loop, pipe.parts
+        t, pipe = self.t, self.pipe
         t("const int warp = warp_index() - 4, lane = lane_index();")
         t("const int group = warp / 4;  // of the warpgroups that compute")
         self.warp_row, self.warp_column = "warp", "0"
         mark = len(t.out)
         depth = t.depth
         t(f"Ring<{WORK_SLOTS}> works;")
-        early_tiles, late_tiles = self.tiles_of(parts.early), self.tiles_of(parts.late)
-        self.early_ring = self.rings(v for v in s.tiles if v in early_tiles)
-        self.late_ring = self.rings(v for v in s.tiles if v in late_tiles and v not in early_tiles)
-        self.late_ring |= self.rings((v for v in s.tiles if v in late_tiles and v in early_tiles), "_late")
-        running = [v for v in s.tiles if v in late_tiles and s.tiles[v].loop is not None]
-        self.done_ring = {} if parts.early else self.rings(running, "_done")
-        # registers that products write or read: alive across iterations
-        for product in parts.early:
-            home = s.home[product.out.id]
-            name = self.scores[product.out.id] = self.variable(product.out)
-            t(f"float {name}{self.shape(home)};")
-        for product in parts.late:
-            plan = s.contracts[product.out.id]
-            v = plan.left.value
-            if plan.left.where == "register" and v.id not in self.packed_operands:
-                assert plan.left.layout is not None and plan.left.layout.column is not None
-                name = self.packed_operands[v.id] = self.names.new(f"{self.variable(v)}_operand")
-                t(f"u32 {name}[{plan.left.layout.column.slots}];  // rounded")
-        for c in loop.carries:
-            home = s.home[c.phi.id]
-            var = self.states[c.phi.id] = self.variable(c.phi)
-            kind = "partial " if c.phi.id in s.deferred else ""
-            t(f"{self.compute} {var}{self.shape(home)};  // {kind}{c.kind} {c.op}")
-        self.next_work = self.names.new("next_work")
-        with t.block(f"auto {self.next_work} = [&]() INLINE_LAMBDA", "};"):
-            t(f"barrier_wait({pipe.work_full} + 8 * works.slot(), works.parity());")
-            # the lane that says that it has been read is the one that reads it
-            t(f"const int x = of_first_lane(lane == 0 ? load_shared<int>({pipe.work} + 4 * works.slot()) : 0);")
-            t(f"barrier_arrive_if(lane == 0, {pipe.work_empty} + 8 * works.slot());")
-            t("works.advance();")
-            t("return x;")
-        self.issue_early_name = self.names.new("issue_early") if parts.early else ""
-        if parts.early:
+        self.declare_rings()
+        self.declare_registers()
+        self.declare_next_work()
+        self.issue_early_name = self.names.new("issue_early") if pipe.parts.early else ""
+        if pipe.parts.early:
             with t.block(f"auto {self.issue_early_name} = [&](auto at_start) INLINE_LAMBDA", "};"):
                 self.issue_early()
         if pipe.turns:
@@ -78,6 +49,46 @@ class Consumer(Iteration, Results):
             self.consume_tiles()
         lines = [line.replace("    ", "    " * depth, 1) if line.startswith("    ") else line for line in self.declared]
         t.out[mark:mark] = lines
+
+    def declare_rings(self) -> None:
+        tiles, parts = self.s.tiles, self.pipe.parts
+        early_tiles, late_tiles = self.tiles_of(parts.early), self.tiles_of(parts.late)
+        self.early_ring = self.rings(v for v in tiles if v in early_tiles)
+        self.late_ring = self.rings(v for v in tiles if v in late_tiles and v not in early_tiles)
+        self.late_ring |= self.rings((v for v in tiles if v in late_tiles and v in early_tiles), "_late")
+        running = [v for v in tiles if v in late_tiles and tiles[v].loop is not None]
+        self.done_ring = {} if parts.early else self.rings(running, "_done")
+
+    def declare_registers(self) -> None:
+        """Those that products write or read: alive across iterations."""
+        t, s, parts = self.t, self.s, self.pipe.parts
+        for product in parts.early:
+            home = s.home[product.out.id]
+            name = self.scores[product.out.id] = self.variable(product.out)
+            t(f"float {name}{self.shape(home)};")
+        for product in parts.late:
+            plan = s.contracts[product.out.id]
+            v = plan.left.value
+            if plan.left.where == "register" and v.id not in self.packed_operands:
+                assert plan.left.layout is not None and plan.left.layout.column is not None
+                name = self.packed_operands[v.id] = self.names.new(f"{self.variable(v)}_operand")
+                t(f"u32 {name}[{plan.left.layout.column.slots}];  // rounded")
+        for c in self.pipe.loop.carries:
+            home = s.home[c.phi.id]
+            var = self.states[c.phi.id] = self.variable(c.phi)
+            kind = "partial " if c.phi.id in s.deferred else ""
+            t(f"{self.compute} {var}{self.shape(home)};  // {kind}{c.kind} {c.op}")
+
+    def declare_next_work(self) -> None:
+        t, pipe = self.t, self.pipe
+        self.next_work = self.names.new("next_work")
+        with t.block(f"auto {self.next_work} = [&]() INLINE_LAMBDA", "};"):
+            t(f"barrier_wait({pipe.work_full} + 8 * works.slot(), works.parity());")
+            # the lane that says that it has been read is the one that reads it
+            t(f"const int x = of_first_lane(lane == 0 ? load_shared<int>({pipe.work} + 4 * works.slot()) : 0);")
+            t(f"barrier_arrive_if(lane == 0, {pipe.work_empty} + 8 * works.slot());")
+            t("works.advance();")
+            t("return x;")
 
     def consume_tiles(self) -> None:
         t, pipe = self.t, self.pipe
@@ -111,9 +122,7 @@ class Consumer(Iteration, Results):
                 t("products_wait<0>();")
             t("work = coming;")
         if self.waiting:
-            with t.block("if (pending)"):
-                for part in range(max(n for _, n in self.waiting)):
-                    self.store_held(part)
+            self.store_held()
 
     def check(self) -> None:
         """Did frozen pivots leave everything in range?  Sums above 10³⁷ have no reciprocal.  Nothing else is lost on the way: a weight

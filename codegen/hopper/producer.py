@@ -47,41 +47,47 @@ class Producer(Rings):
                 following = f"again >= 0 ? {total} : {following}"
             if pipe.dynamic:
                 t(f"int next = {total};")
-            fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
-            self.copies(fixed, rings)
-            early = self.tiles_of(pipe.parts.early)
-            ring = [v for v, x in self.s.tiles.items() if x.loop is not None]
-            ahead = [v for v in ring if v in early] if pipe.overlap else []
-            a = pipe.loop.axis
-            name = self.axis_name[a]
-            tile = self.names.new(f"{name}_tile")
-            self.start[a] = self.axis_name[a] if self.tile[a] == 1 else self.first_of(name)
-
-            def copies(which: Iterable[int], at: str) -> None:
-                t(f"const {self.width[a]} {self.start[a]} = {at} * {self.tile[a]};")
-                self.copies(which, rings)
-
-            if ahead:
-                with t.block(""):
-                    copies(ahead, f"({end} - 1)")
-            for vid in fixed:  # the other warpgroups' parts: the first one can start
-                for part in range(1, pipe.consumers) if vid in pipe.parted else ():
-                    self.copy_start([vid], rings[vid], part)
-                    self.copy(vid, rings[vid], part)
-                if vid in pipe.parted:
-                    t(f"{rings[vid]}.advance();")
-            if pipe.registers[0] < MANY:
-                t("#pragma unroll 1")
-            with t.block(f"for (int {tile} = {end} - 1; {tile} >= {first}; --{tile})"):
-                if ahead:
-                    with t.block(f"if ({tile} > {first})"):
-                        copies(ahead, f"({tile} - 1)")
-                rest = [v for v in ring if v not in ahead]
-                if pipe.dynamic:  # late, so that who is done first has the next; the last copies hide the trip to memory
-                    t(f"if ({tile} == {first}) next = {following};")
-                if rest:
-                    copies(rest, tile)
+            # asked late, so that who is done first has the next; the last copies hide the trip to memory
+            self.fill(rings, first, end, f"next = {following};" if pipe.dynamic else "")
             t(f"work = {'next' if pipe.dynamic else following};")
+
+    def fill(self, rings: Mapping[int, str], first: str, end: str, late: str) -> None:
+        """All copies of one work; tiles of early products come one iteration ahead of the others.  late: what goes beside the last."""
+        t, pipe = self.t, self.pipe
+        fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
+        self.copies(fixed, rings)
+        early = self.tiles_of(pipe.parts.early)
+        ring = [v for v, x in self.s.tiles.items() if x.loop is not None]
+        ahead = [v for v in ring if v in early] if pipe.overlap else []
+        a = pipe.loop.axis
+        name = self.axis_name[a]
+        tile = self.names.new(f"{name}_tile")
+        self.start[a] = self.axis_name[a] if self.tile[a] == 1 else self.first_of(name)
+
+        def copies(which: Iterable[int], at: str) -> None:
+            t(f"const {self.width[a]} {self.start[a]} = {at} * {self.tile[a]};")
+            self.copies(which, rings)
+
+        if ahead:
+            with t.block(""):
+                copies(ahead, f"({end} - 1)")
+        for vid in fixed:  # the other warpgroups' parts: the first one can start
+            for part in range(1, pipe.consumers) if vid in pipe.parted else ():
+                self.copy_start([vid], rings[vid], part)
+                self.copy(vid, rings[vid], part)
+            if vid in pipe.parted:
+                t(f"{rings[vid]}.advance();")
+        if pipe.registers[0] < MANY:
+            t("#pragma unroll 1")
+        with t.block(f"for (int {tile} = {end} - 1; {tile} >= {first}; --{tile})"):
+            if ahead:
+                with t.block(f"if ({tile} > {first})"):
+                    copies(ahead, f"({tile} - 1)")
+            rest = [v for v in ring if v not in ahead]
+            if late:
+                t(f"if ({tile} == {first}) {late}")
+            if rest:
+                copies(rest, tile)
 
     def following(self) -> str:
         """The number of the work that this block takes after `work`."""

@@ -73,15 +73,18 @@ class Results(Works):
         self.t("pending = true;")
         t, self.t = self.t, Text()
         self.t.depth = t.depth
-        with self.t.block("if (pending)"):
-            for part in range(max(n for _, n in self.waiting)):
-                self.t(self.one_step)
-                self.store_held(part)
-            self.t("pending = false;")
+        self.store_held(self.one_step, "pending = false;")
         t.out[self.before_loop : self.before_loop] = self.t.out
         self.t = t
 
-    def store_held(self, part: int) -> None:
-        for name, parts in self.waiting:
-            if part < parts:
-                self.t(f"{name}.store<{part}, {parts}>();")
+    def store_held(self, between: str = "", after: str = "") -> None:
+        """What waits, part by part.  between: what goes before each part."""
+        with self.t.block("if (pending)"):
+            for part in range(max(n for _, n in self.waiting)):
+                if between:
+                    self.t(between)
+                for name, parts in self.waiting:
+                    if part < parts:
+                        self.t(f"{name}.store<{part}, {parts}>();")
+            if after:
+                self.t(after)
