@@ -94,7 +94,9 @@ class Pricer:
         if c in self.r.outputs:
             return self.r.outputs[c][0]
         axes = self.r.order(self.r.free[c])
-        return Memory(f"t{c}", tuple(self.extent(a) for a in axes), self.r.dtype[c], tuple(T.axis_index(a) for a in axes))
+        # of parts as many as there may be: models take no more to be read than an array has
+        shape = tuple(self.extent(a) if not a.endswith(".o") else self.r.extents.get(a[:-2], self.extent(a)) for a in axes)
+        return Memory(f"t{c}", shape, self.r.dtype[c], tuple(T.axis_index(a) for a in axes))
 
     def extent(self, axis: str) -> int:
         """Extent of an axis; of parts, a stand-in."""
