@@ -215,6 +215,24 @@ def test_emulated_targets(target: str) -> None:
     assert any(" as " in c for c in outcome.coverage)
 
 
+@pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what is in memory")
+def test_emulated_kernels_are_unloaded() -> None:
+    """A run of the fuzzer loads thousands of them, each with the stacks of its threads."""
+    small = Statements((Operand((3, 5), "float32"),), (Call("exp", ("x0",)),), ("v0",))
+
+    def mapped() -> tuple[int, int]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        ends = [[int(n, 16) for n in line.split()[0].split("-")] for line in lines]
+        return sum("kernel.so" in line for line in lines), sum(b - a for a, b in ends)
+
+    run(Case(small, target="cuda:sm_80"))
+    loaded, before = mapped()
+    for seed in range(3):
+        assert run(Case(small, seed, target="cuda:sm_80")).kind == "ok"
+    assert mapped()[0] == loaded and mapped()[1] < before + (1 << 28)
+
+
 def cases_compiler() -> str | None:
     from eqsat_neptune.codegen.cuda.emulate import host_compiler
 

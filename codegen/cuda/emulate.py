@@ -77,7 +77,20 @@ def run_source(
 ) -> list[dict[str, np.ndarray]]:
     """The same for text that is there already."""
     with tempfile.TemporaryDirectory(prefix="eqsat_neptune_") as folder:
-        return launch(build(source, buffers, inputs, folder), source, buffers, inputs, seeds)
+        library = build(source, buffers, inputs, folder)
+        try:
+            return launch(library, source, buffers, inputs, seeds)
+        finally:
+            _unload(library)
+
+
+def _unload(library: C.CDLL) -> None:
+    """ctypes never does, and a process may run thousands of kernels."""
+    try:
+        from _ctypes import dlclose
+    except ImportError:  # not on this system
+        return
+    dlclose(library._handle)
 
 
 def launch(

@@ -410,12 +410,10 @@ static void run_blocks(i64 grid, int count, u32 seed) {
 // Run every block of a grid, `blocks` at a time.  `seed` varies the order of threads: 0 in turn, warp by warp first.  The result says what went wrong,
 // "" if nothing did.
 static const char* launch(void (*kernel)(void**), void** args, i64 grid, int count, u32 shared, u32 seed, int blocks = 1) {
-    if (!threads) {
-        threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread));
-        stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
-        Copy* copies = (Copy*)malloc(sizeof(Copy) * MAX_THREADS * MAX_COPIES);
-        for (int i = 0; i < MAX_THREADS; ++i) threads[i].copies = copies + (size_t)i * MAX_COPIES;
-    }
+    threads = (Thread*)calloc(MAX_THREADS, sizeof(Thread));
+    stacks = (char*)malloc((size_t)MAX_THREADS * STACK);
+    Copy* copies = (Copy*)malloc(sizeof(Copy) * MAX_THREADS * MAX_COPIES);
+    for (int i = 0; i < MAX_THREADS; ++i) threads[i].copies = copies + (size_t)i * MAX_COPIES;
     body = kernel; arguments = args; thread_count = count; cluster = blocks; shared_size = shared; order = seed;
     shared_pitch = (shared + 2047) / 1024 * 1024;
     shared_memories = (u8*)aligned_alloc(1024, (size_t)shared_pitch * blocks);
@@ -425,7 +423,7 @@ static const char* launch(void (*kernel)(void**), void** args, i64 grid, int cou
     if (blocks > 1 && (blocks > MOST_BLOCKS || count * blocks > MAX_THREADS || count % (4 * WARP) || grid % blocks))
         fail("%lld blocks of %d threads cannot run in clusters of %d here", grid, count, blocks);
     else run_blocks(grid, count * blocks, seed);
-    free(shared_memories);
+    free(shared_memories); free(copies); free(stacks); free(threads);  // a process may load thousands of kernels
     return failure;
 }
 }  // namespace emulator
