@@ -18,7 +18,7 @@ import pytest
 from eqsat_neptune.codegen.cuda import emit as emit_module
 from eqsat_neptune.codegen.cuda import simple as simple_module
 from eqsat_neptune.codegen.cuda.arch import cuda_arch, hopper_emulator_arch
-from eqsat_neptune.codegen.cuda.emit import emit, feasible, is_packed, precision_of, resources
+from eqsat_neptune.codegen.cuda.emit import emit, feasible, is_packed, packing, precision_of, resources
 from eqsat_neptune.codegen.cuda.emulate import host_compiler, numpy_dtype, run
 from eqsat_neptune.codegen.cuda.layout import Unsupported
 from eqsat_neptune.codegen.cuda.planner import plan
@@ -342,6 +342,14 @@ def test_packing_of_arrays() -> None:
     assert is_packed(shape, (1, 4, 24), "bfloat16") == 0
     assert is_packed((4, 6, 33), (198, 33, 1), "bfloat16") == 0
     assert is_packed((1, 1), (7, 9), "float32") == 2
+
+
+def test_no_tensor_map_describes_repeated_rows_or_rows_that_lie_backwards() -> None:
+    """Real calls and the emulator decide by one function."""
+    shape = (4, 6, 32)
+    assert packing(shape, (192, 32, 1), "bfloat16", 0) == 2 and packing(shape, (32, 128, 1), "bfloat16", 0) == 1
+    assert packing(shape, (0, 32, 1), "bfloat16", 0) == packing(shape, (192, -32, 1), "bfloat16", 0) == 0
+    assert packing((1, 6, 32), (-192, 32, 1), "bfloat16", 0) == 2
 
 
 # ------------------------------------------------------------------ rows, products, chains

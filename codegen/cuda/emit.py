@@ -55,6 +55,12 @@ def is_packed(shape: Sequence[int], strides: Sequence[int], dtype: str, address:
     return 2 if row_major else 1
 
 
+def packing(shape: Sequence[int], strides: Sequence[int], dtype: str, address: int) -> int:
+    """The macro's value that a call takes for an array: as `is_packed`, but rows that lie backwards or are one and the same count as
+    lying anyhow, because no tensor map describes them."""
+    return 0 if any(s <= 0 for n, s in zip(shape, strides) if n > 1) else is_packed(shape, strides, dtype, address)
+
+
 def precision_of(buffers: Mapping[str, Buffer], compute: str) -> Precision:
     """How exact a program's kernels must be, from what it reads and returns."""
     outputs = [b.dtype for b in buffers.values() if b.kind == "output"]

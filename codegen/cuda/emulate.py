@@ -25,7 +25,7 @@ from ...runtime.module import TensorMap
 from ...targets import Target
 from ..tile import TileProgram
 from .arch import Arch, cuda_arch, emulator_arch, hopper_emulator_arch
-from .emit import Source, emit, is_packed
+from .emit import Source, emit, packing
 
 _ALIGNMENT = 256  # of outputs and workspaces, bytes
 
@@ -67,7 +67,7 @@ def emit_for(
     source = emit(programs, buffers, arch)
     for name in source.mapped & inputs.keys():
         x = inputs[name]
-        if not is_packed(x.shape, [s // x.itemsize for s in x.strides], buffers[name].dtype, x.ctypes.data):
+        if not packing(x.shape, [s // x.itemsize for s in x.strides], buffers[name].dtype, x.ctypes.data):
             return emit(programs, buffers, arch, maps=False)
     return source
 
@@ -122,7 +122,7 @@ def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np
     for name, macro in source.packed.items():
         x = inputs[name]
         strides = [s // x.itemsize for s in x.strides]
-        flags.append(f"-D{macro}={is_packed(x.shape, strides, buffers[name].dtype, x.ctypes.data)}")
+        flags.append(f"-D{macro}={packing(x.shape, strides, buffers[name].dtype, x.ctypes.data)}")
     command = [compiler, "-O1", "-std=c++17", "-w", "-fPIC", "-shared", "-fno-strict-aliasing", *flags, "-o", out, path]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import cache
 from ..codegen.cuda.arch import cuda_arch
-from ..codegen.cuda.emit import Source, emit, is_packed
+from ..codegen.cuda.emit import Source, emit, is_packed, packing
 from ..codegen.cuda.kernel import contiguous_strides
 from ..codegen.lower import lower
 from ..codegen.tile import TileProgram
@@ -157,10 +157,7 @@ class CudaRunner:
         return [empty_like(like, s, d, device, stream) for _, s, d in self._outputs]
 
     def _format(self, key: tuple, views: list[View]) -> tuple[GpuModule, dict[str, int]]:
-        packed = tuple(
-            0 if any(s <= 0 for n, s in zip(v.shape, v.strides) if n > 1) else is_packed(v.shape, v.strides, v.dtype, v.pointer)
-            for v in views
-        )
+        packed = tuple(packing(v.shape, v.strides, v.dtype, v.pointer) for v in views)
         strides = {f"{n}.stride{d}": s for v, (n, _, _) in zip(views, self._inputs) for d, s in enumerate(v.strides)}
         for n, shape, _ in self._outputs:
             strides |= {f"{n}.stride{d}": s for d, s in enumerate(contiguous_strides(shape))}
