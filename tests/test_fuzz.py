@@ -294,20 +294,30 @@ def test_pipelines_are_shrunk_away_where_they_play_no_part() -> None:
 
 
 def test_a_nan_may_vanish_but_not_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """x − x may become 0 though an x is NaN; a row without NaN may not become NaN."""
-    gone = Statements((Operand((4, 6), kind="nans"),), (Call("subtract", ("x0", "x0")),), ("v0",))
-    rows = Statements((Operand((4, 6), kind="nans"),), (Call("sum", ("x0",), (("axis", -1),)),), ("v0",))
+    """x − x may become 0 though an x is NaN, and then what it is compared with sees 0.  A maximum is NaN if one of its elements is, and
+    a row without NaN does not become NaN."""
+    x = (Operand((4, 6), kind="nans"),)
+    last = (("axis", -1),)
+    gone = Statements(x, (Call("subtract", ("x0", "x0")), Call("all", ("v0",), last)), ("v0", "v1"))
+    calls = (Call("sum", ("x0",), last), Call("max", ("x0",), last), Call("argmax", ("x0",), last))
+    rows = Statements(x, calls, ("v0", "v1", "v2"))
     seed = next(s for s in range(99) if 0 < np.isnan(cases.arrays(Case(rows, s), rows.trace())[0]).any(axis=1).sum() < 4)
     for program in (gone, rows):
         outcome = run(Case(program, seed))
         assert outcome.kind == "ok", outcome
 
-    class Spread(cpu.CpuRunner):
-        def __call__(self, arrays: Any, stream: Any) -> list[np.ndarray]:
-            return [np.where(np.isnan(o).any(), np.nan, o) for o in super().__call__(arrays, stream)]
+    def changed(number: int, change: Any) -> type[cpu.CpuRunner]:
+        class Wrong(cpu.CpuRunner):
+            def __call__(self, arrays: Any, stream: Any) -> list[np.ndarray]:
+                return [change(o) if n == number else o for n, o in enumerate(super().__call__(arrays, stream))]
 
-    monkeypatch.setattr(cpu, "CpuRunner", Spread)
-    assert run(Case(rows, seed)).kind == "disagreement"
+        return Wrong
+
+    true = cpu.CpuRunner
+    for number, change in [(0, lambda o: np.full_like(o, np.nan)), (1, lambda o: np.nan_to_num(o)), (2, lambda o: 0 * o)]:
+        monkeypatch.setattr(cpu, "CpuRunner", changed(number, change))
+        assert run(Case(rows, seed)).kind == "disagreement", number
+        monkeypatch.setattr(cpu, "CpuRunner", true)
 
 
 # ------------------------------------------------------------------ planted faults

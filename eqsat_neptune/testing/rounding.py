@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,6 +19,9 @@ _LEAST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-3
 _SLACK = 8.0
 _FLOOR = {"float64": 1e-9, "float32": 4e-5, "float16": 1e-2, "bfloat16": 6e-2}  # relative to the output's largest element
 _EXACT = ("input", "iota", "num", "view", "gather", "where")
+_CHOOSING = ("max", "min")  # what gives one of its arguments: NaN if one is
+_INTEGERS = {"float64": 2.0**53, "float32": 2.0**24, "float16": 2.0**11, "bfloat16": 2.0**8}  # all up to here are exact
+_KEEPS_INTEGERS = ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "floordiv", "mod")
 
 
 def worst(program: Program) -> str:
@@ -30,29 +34,45 @@ def reference(
     program: Program, values: Sequence[np.ndarray], dtype: str | None = None
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Outputs in float64, and bounds of what rounding in a dtype (None: the program's least exact one) may do to them: inf where it
-    cannot be told."""
+    cannot be told.  Rules take inputs for finite, so a NaN among them need not show where arithmetic can make it vanish, as in x − x,
+    but it must where it is only compared or chosen, and nowhere else."""
     dtype = dtype or worst(program)
+    odd = any(np.isnan(x.astype(np.float64)).any() for x in values)
     env = Env(program.axes, {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)})
     memo: dict[Term, Approx] = {}
     for t in postorder(o.term for o in program.outputs):
         args = [memo[a] for a in t.args]
-        memo[t] = _rounded(t, step(t.op, t.attr, args, env), args, env, dtype)
+        new = _rounded(t, step(t.op, t.attr, args, env), args, env, dtype)
+        memo[t] = replace(new, error=np.where(np.isnan(new.x), np.inf, new.error)) if odd and _computes(t) else new
     wants = [_assembled(o, memo[o.term].value, env) for o in program.outputs]
     exact = [replace(o, dtype="float64") for o in program.outputs]
     return wants, [_assembled(o, memo[o.term].bound, env) for o in exact]
 
 
+def _computes(t: Term) -> bool:
+    """Does an operator more than compare and choose?"""
+    return t.op not in _EXACT and t.attr not in PREDICATES and (t.attr[0] if t.op == "red" else t.attr) not in _CHOOSING  # type: ignore[index]
+
+
+def _is_whole(t: Term, x: np.ndarray, most: np.ndarray | float, args: Sequence[Approx], dtype: str) -> bool:
+    """Is this integer arithmetic, in numbers that the dtype has?  most: the largest that it may come by on its way."""
+    if not (t.op in ("add", "mul", "red") or t.attr in _KEEPS_INTEGERS):
+        return False
+    exact = all((a.x == np.rint(a.x)).all() and np.isfinite(a.x).all() and not a.error.any() for a in args)
+    return exact and bool((x == np.rint(x)).all()) and float(np.max(most, initial=0.0)) <= _INTEGERS[dtype]
+
+
 def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -> Approx:
     """With the error of one more rounding, and of sums in any order."""
-    if t.op in _EXACT or t.attr in PREDICATES:
+    if not _computes(t):
         return a
-    scale = np.abs(a.x)
+    scale = most = np.abs(a.x)
     lost: np.ndarray | np.bool = np.False_
     if t.op == "red" and t.attr[0] == "+":  # type: ignore[index]
         order, parts = env.explicit(t.attr[1], args[0].value, 0.0)  # type: ignore[index]
         total = np.abs(np.where(np.isfinite(parts), parts, 0.0)).sum(axis=0)
         _, (total,) = env.align([(tuple(order[1:]), np.asarray(total))])
-        scale = np.maximum(scale, total) if total.ndim == a.x.ndim else scale
+        scale = most = np.maximum(scale, total) if total.ndim == a.x.ndim else scale
     elif t.op == "red" and t.attr[0] == "*":  # type: ignore[index]
         order, parts = env.explicit(t.attr[1], args[0].value, 1.0)  # type: ignore[index]
         size = np.abs(parts)
@@ -60,9 +80,15 @@ def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -
         low = np.prod(np.minimum(np.where(size == 0, 1.0, size), 1.0), axis=0)
         _, (lost,) = env.align([(tuple(order[1:]), np.asarray((high > _LARGEST[dtype]) | (low < _LEAST[dtype])))])
         lost = lost if lost.ndim == a.x.ndim else np.any(lost)  # in some order a part of the product leaves the range
+        most = high
     elif t.op == "add":
         _, xs = env.align([b.value for b in args])
-        scale = np.asarray(sum(np.abs(np.where(np.isfinite(x), x, 0.0)) for x in xs))
+        scale = most = np.asarray(sum(np.abs(np.where(np.isfinite(x), x, 0.0)) for x in xs))
+    elif t.op == "mul":
+        _, xs = env.align([b.value for b in args])
+        most = np.asarray(math.prod(np.maximum(np.abs(x), 1.0) for x in xs))
+    if _is_whole(t, a.x, most, args, dtype):
+        return Approx(a.axes, a.x, np.zeros_like(a.x))
     with np.errstate(all="ignore"):
         error = a.error + _ROUNDING[dtype] * np.where(np.isfinite(a.x), scale, 0.0) + np.where(a.x != 0, _LEAST[dtype], 0.0)
         error = np.where(lost | (np.isfinite(a.x) & (np.abs(a.x) > _LARGEST[dtype])), np.inf, error)
@@ -70,7 +96,9 @@ def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -
 
 
 def difference(want: np.ndarray, bound: np.ndarray, got: np.ndarray, dtype: str) -> str | None:
-    """What differs by more than its bound allows, if anything does."""
+    """What differs by more than its bound allows, if anything does.  Integers and truth values are right or wrong: nothing is allowed
+    for the size of others."""
+    floor = _FLOOR[dtype] if want.dtype.kind == "f" else 0.0
     if want.shape != got.shape:
         return f"shape {got.shape} instead of {want.shape}"
     want = want.astype(np.float64)
@@ -79,7 +107,7 @@ def difference(want: np.ndarray, bound: np.ndarray, got: np.ndarray, dtype: str)
     alike = (want == got) | (np.isnan(want) & np.isnan(got))
     finite = np.isfinite(want) & np.isfinite(got)
     gap = np.abs(np.where(finite, want, 0.0) - np.where(finite, got, 0.0))
-    near = finite & (gap <= _SLACK * np.where(sure, bound, 0.0) + _FLOOR[dtype] * scale + _LEAST[dtype])
+    near = finite & (gap <= _SLACK * np.where(sure, bound, 0.0) + floor * scale + _LEAST[dtype])
     bad = sure & ~(alike | near)
     if not bad.any():
         return None
