@@ -76,6 +76,8 @@ class Bodies(Options):
             at += len(options) + 1
         # by bit of `chosen`; and options that may do a body's work in another way
         self.owner = [(c, o) for c, options in enumerate(self.options) for o in (*options, None)]
+        self.shown = {k: o.shown for k, (_, o) in enumerate(self.owner) if o is not None and o.shown < 1.0}
+        self.partly = self.union(1 << k for k in self.shown)
         self.sharing = [[o for o in options if o.items and o.leaf < 0 and not o.renamed] for options in self.options]
         self.several = self.union(1 << c for c, options in enumerate(self.options) if len(options) > 1 and self.sharing[c])
         self.table: list[list[State]] = [[] for _ in self.options]
@@ -366,10 +368,18 @@ class Bodies(Options):
             self._writes[roots] = sum(self.bytes(r, self.r.dtype[r]) for r in roots) * self.rate[3]
         return self._writes[roots]
 
+    def least_writes(self, roots: tuple[int, ...]) -> float:
+        """Seconds that it takes to write these classes at the least."""
+        shares = (self.least.share(self.axes(self.ax(r)), self.count(self.ax(r)))[1] for r in roots)
+        return sum(share * self.writes((r,)) for r, share in zip(roots, shares))
+
     def bound(self, s: State, roots: tuple[int, ...]) -> float:
         """Least time of the kernel alone."""
-        v = self.busy(s)
-        return self.launch + max(v[0], v[1], v[2], v[3] + self.writes(roots))
+        v = self.sure(s.items)
+        if (long := self.plainly(s)) and (t := self.sure(long)[0]):
+            v = (max(v[0] - t, 0.0), v[1] + t * self.plain, v[2], v[3])
+        shown = math.prod(self.shown[k] for k in bits(s.chosen & self.partly))
+        return self.launch + max(shown * max(v[:3]), shown * v[3] + self.least_writes(roots))
 
     def guess(self, s: State, roots: tuple[int, ...]) -> float:
         """Likely time of the kernel alone: with what every block computes again, and with workers that the grid leaves idle."""

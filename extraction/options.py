@@ -13,6 +13,7 @@ from .. import terms as T
 from ..cost_models.base import CostModel, Work
 from ..graph import Node
 from ..program import DTYPES
+from .bounds import Least
 from .prices import bits
 from .region import Region
 
@@ -39,6 +40,7 @@ class Option:
     reduced   axes that it reduces, as bits
     renamed   axes that an inlined view takes away or brings in, as bits
     sides     of a product of matrices: the factors of each operand, the largest one first
+    shown     of an inlined view: what share of its operand it shows
     """
 
     kind: str
@@ -51,6 +53,7 @@ class Option:
     renamed: int = 0
     sides: tuple[tuple[int, ...], ...] = ()
     products: tuple[tuple[int, Node], ...] = ()
+    shown: float = 1.0
 
 
 def work_of(e: T.Term) -> tuple[float, float]:
@@ -87,6 +90,10 @@ class Options:
         self.item_axes: list[int] = []  # axes over which an item works
         self.reads = 0  # items that read memory
         self._items: dict[object, int] = {}
+        self.least = Least(region)
+        self.surely: list[Vec] = []  # of each item, what every kernel with it takes
+        self.arrays: dict[tuple[object, float], list[int]] = {}  # (array, its bytes) → items that read it
+        self._sure: dict[int, Vec] = {}
         self._vecs: dict[int, Vec] = {0: ZERO}
         self._blends: dict[int, float] = {}
         self._masks: dict[frozenset[str], int] = {}
@@ -130,6 +137,10 @@ class Options:
             self._tiles[key] = math.prod(math.ceil(self.size[b] / size) for b in bits(mask))
         return self._tiles[key]
 
+    def axes(self, mask: int) -> frozenset[str]:
+        """Names of axes, the split one as its parts."""
+        return frozenset(a for a, b in self.bit.items() if mask & b)
+
     def ax(self, c: int) -> int:
         return self.mask(self.r.free[c])
 
@@ -137,15 +148,44 @@ class Options:
         return self.count(self.ax(c)) * DTYPES[dtype]
 
     # ---- work
-    def item(self, key: object, axes: int, tensor: float = 0.0, ops: float = 0.0, special: float = 0.0, read: float = 0.0) -> int:
-        """The bit of a piece of work (made at its first mention); read: bytes."""
+    def item(
+        self,
+        key: object,
+        axes: int,
+        tensor: float = 0.0,
+        ops: float = 0.0,
+        special: float = 0.0,
+        read: float = 0.0,
+        sure: Vec | None = None,
+        array: tuple[object, float] | None = None,
+    ) -> int:
+        """The bit of a piece of work (made at its first mention); read: bytes; sure: (tensor, ops, special, read) that every kernel
+        with these elements does, if less; array: which one is read, and its bytes."""
         if key not in self._items:
             self._items[key] = 1 << len(self.vecs)
             self.item_axes.append(axes)
             if read:
                 self.reads |= self._items[key]
-            self.vecs.append((tensor * self.rate[0], ops * self.rate[1], special * self.rate[2], read * self.rate[3]))
+            t, o, s, m = self.rate
+            self.vecs.append((tensor * t, ops * o, special * s, read * m))
+            work, moved = self.least.share(self.axes(axes), self.count(axes))
+            a, b, c, d = sure or (tensor, ops, special, read)
+            self.surely.append((a * t * work, b * o * work, c * s * work, d * m * moved))
+            if array is not None:
+                self.arrays.setdefault(array, []).append(len(self.vecs) - 1)
         return self._items[key]
+
+    def sure(self, items: int) -> Vec:
+        """Seconds, by resource, that every kernel with these items takes."""
+        if items not in self._sure:
+            vecs = [self.surely[i] for i in bits(items)]
+            a, b, c, d = (sum(column) for column in zip(*vecs)) if vecs else ZERO
+            for (_, size), ways in self.arrays.items():
+                read = [self.surely[i][3] for i in ways if items >> i & 1]
+                if len(read) > 1:  # no more than the array has, however many ways it is read in
+                    d -= max(sum(read) - size * self.rate[3], 0.0)
+            self._sure[items] = a, b, c, d
+        return self._sure[items]
 
     def vec(self, items: int) -> Vec:
         """Seconds of a set of items, by resource."""
@@ -171,7 +211,8 @@ class Options:
 
     def read(self, c: int) -> int:
         """Item of reading a class that a kernel of this region has stored."""
-        return self.item(("read", c), self.ax(c), read=self.bytes(c, self.r.dtype[c]))
+        size = self.bytes(c, self.r.dtype[c])
+        return self.item(("read", c), self.ax(c), read=size, array=(c, size))
 
     def gathered(self, factors: list[int]) -> tuple[list[int], list[int]]:
         """Places of the factors (given by their axes) in two operands: around the widest one, and the others; the largest first."""
@@ -187,7 +228,8 @@ class Options:
         every = left | right | summed
         if self.matrices(left, right, summed):
             ahead = (len(near) - 1) * self.count(left) + max(len(others) - 1, 0) * self.count(right)
-            item = self.item(key, every, tensor=2.0 * self.count(every), ops=ahead)
+            work = 2.0 * self.count(every)
+            item = self.item(key, every, tensor=work, ops=ahead, sure=(work, 0.0, 0.0, 0.0))
             # a factor is an operand by itself for sure if every other one has an axis that it has not
             alone = self.union(
                 1 << c for i, c in enumerate(classes) if c >= 0 and all(f & ~factors[i] for j, f in enumerate(factors) if j != i)
@@ -224,7 +266,8 @@ class Options:
         nodes = r.nodes[c]
         stored = r.stored(c)
         if stored is not None:
-            yield Option("node", nodes[0], items=self.item(("stored", stored.name), self.ax(c), read=self.bytes(c, stored.dtype)))
+            items = self.item(("stored", stored.name), self.ax(c), read=self.bytes(c, stored.dtype), array=self._array(c))
+            yield Option("node", nodes[0], items=items)
             return
         fixed = next((n for n in nodes if n.op in ("num", "iota")), None) or r.input_of(c)
         if fixed is not None:
@@ -232,7 +275,7 @@ class Options:
             if fixed.op == "input":
                 b = r.inputs[fixed.attr[0]]  # type: ignore[index]
                 size = min(self.count(self.ax(c)), math.prod(b.shape)) * DTYPES[b.dtype]
-                items = self.item(("input", fixed.attr), self.ax(c), read=size)
+                items = self.item(("input", fixed.attr), self.ax(c), read=size, array=self._array(c))
             yield Option("node", fixed, items=items)
             return
         if any(a.endswith((".o", ".i")) and a not in self.parts for a in r.free[c]):
@@ -251,6 +294,12 @@ class Options:
                     yield Option("node", n, (i,), items, leaf=-1 if self._in_memory(x) else x)
                 case _:
                     yield Option("node", n, tuple(dict.fromkeys(n.args)), self._elementwise(c, n))
+
+    def _array(self, c: int) -> tuple[object, float]:
+        """The array in which a class lies, and its bytes."""
+        own, stored = self.r.input_of(c), self.r.stored(c)
+        m = self.r.inputs[own.attr[0]] if own is not None else stored  # type: ignore[index]
+        return (m.name, float(math.prod(m.shape) * DTYPES[m.dtype])) if m is not None else (c, self.bytes(c, self.r.dtype[c]))
 
     def _in_memory(self, c: int) -> bool:
         return self.r.input_of(c) is not None or self.r.stored(c) is not None
@@ -274,9 +323,13 @@ class Options:
     def _elementwise(self, c: int, n: Node) -> int:
         size, axes = self.count(self.ax(c)), self.ax(c)
         if n.op in ("add", "mul"):
-            return self.item(("map", c, n.op, n.args), axes, ops=size * (len(n.args) - 1))
+            # numbers among the factors may go elsewhere, and a product that is summed is one with its sum
+            real = sum(1 for a in n.args if not any(m.op == "num" for m in self.r.nodes[a]))
+            least = size * max(real - 1, 0) if n.op == "add" else 0.0
+            return self.item(("map", c, n.op, n.args), axes, ops=size * (len(n.args) - 1), sure=(0.0, least, 0.0, 0.0))
         special = size if n.op in ("un", "bi") and n.attr in SPECIAL else 0.0
-        return self.item(("map", c, n.attr, n.args), axes, ops=size * (0.5 if special or n.op == "bi" else 1.0), special=special)
+        ops = size * (0.5 if special or n.op == "bi" else 1.0)
+        return self.item(("map", c, n.attr, n.args), axes, ops=ops, special=special, sure=(0.0, 0.0, special, 0.0))
 
     def _sums(self, c: int, n: Node) -> Iterator[Option]:
         op, axis = n.attr  # type: ignore[misc]
@@ -292,7 +345,10 @@ class Options:
         key = (
             ("pivot", axis, x, op) if op in ("max", "min") else ("sum", c, op, x)
         )  # the pivot of a fold is one with its reduction
-        yield Option("node", n, (x,), self.item(key, axes, ops=self.count(axes)), reduced=k)
+        n_all = self.count(axes)
+        product = op == "+" and any(m.op == "mul" for m in self.r.nodes[x])
+        sure = (2.0 * n_all, 0.0, 0.0, 0.0) if product and 2.0 * self.rate[0] < self.rate[1] else (0.0, n_all, 0.0, 0.0)
+        yield Option("node", n, (x,), self.item(key, axes, ops=n_all, sure=sure), reduced=k)
 
     def _folds(self, c: int, n: Node) -> Iterator[Option]:
         """Items are shared with other components of the same state: pivots, weights and accumulated products."""
@@ -359,7 +415,10 @@ class Options:
         if any(T.depends(moved, p) for p in self.parts) or any(a.endswith((".o", ".i")) for a in self.r.free[x]):
             return
         if self._in_memory(x) or self.r.read[x]:
-            items = self.item(("view", c), self.ax(c), read=self.bytes(c, self.r.dtype[x]))
+            read = self.bytes(c, self.r.dtype[x])
+            least = min(read, self.bytes(c, self._held(x)))
+            items = self.item(("view", c), self.ax(c), read=read, sure=(0.0, 0.0, 0.0, least), array=self._array(x))
             yield Option("view", n, items=items, leaf=-1 if self._in_memory(x) else x)
         if not self._in_memory(x):
-            yield Option("inline", n, (x,), renamed=self.mask(moved))
+            shown = min(self.count(self.ax(c)) / max(self.count(self.ax(x)), 1.0), 1.0)
+            yield Option("inline", n, (x,), renamed=self.mask(moved), shown=shown)
