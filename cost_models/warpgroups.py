@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..codegen.hopper import planner
-from ..codegen.hopper.planner import ROWS
+from ..codegen.hopper.pipeline import ROWS
 from ..codegen.tile import Contract, Gather, Load, Loop, Map, Reduce, Store, TileProgram, Value, walk
 from ..program import DTYPES
 from . import walk as W

@@ -13,7 +13,7 @@ from eqsat_neptune.codegen.cuda.emit import Source, emit, schedule_of
 from eqsat_neptune.codegen.cuda.emulate import host_compiler, run
 from eqsat_neptune.codegen.cuda.layout import Unsupported
 from eqsat_neptune.codegen.cuda.simplify import behind_loops
-from eqsat_neptune.codegen.hopper.planner import Pipeline
+from eqsat_neptune.codegen.hopper.pipeline import Pipeline
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.tile import Load, Loop, Stmt, walk
 from eqsat_neptune.extraction.plan import Kernel, Plan

@@ -9,7 +9,7 @@ import pytest
 from eqsat_neptune.codegen.cuda.arch import cuda_arch
 from eqsat_neptune.codegen.cuda.emit import emit, schedule_of
 from eqsat_neptune.codegen.hopper.orders import COUNTER, DRIFT, END, lengths, makespan, makespans, starts
-from eqsat_neptune.codegen.hopper.planner import Pipeline
+from eqsat_neptune.codegen.hopper.pipeline import Pipeline
 from eqsat_neptune.codegen.lower import lower
 from test_hopper import attention, planned
 

@@ -10,7 +10,7 @@ from ...program import DTYPES
 from ...runtime.module import Launch, TensorMap
 from ..hopper.choices import choices_of
 from ..hopper.kernel import Warpgroups
-from ..hopper.planner import Pipeline
+from ..hopper.pipeline import Pipeline
 from ..hopper.planner import plan as plan_warpgroups
 from ..hopper.wgmma import wrapper
 from ..tile import TileProgram

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .planner import Pipeline
+from .pipeline import Pipeline
 
 
 def choices_of(pipe: Pipeline) -> dict[str, object]:

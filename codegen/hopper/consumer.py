@@ -12,7 +12,8 @@ from ..cuda.layout import Layout
 from ..cuda.registers import LoopState
 from ..cuda.text import Names
 from .iteration import Iteration, makes
-from .planner import WORK_SLOTS, Parts, Pipeline
+from .parts import Parts
+from .pipeline import WORK_SLOTS, Pipeline
 from .results import Results
 
 

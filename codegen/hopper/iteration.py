@@ -14,7 +14,8 @@ from ..cuda.layout import Layout
 from ..cuda.schedule import RoundedSum
 from ..cuda.text import C_TYPES, Names, constant
 from ..tile import Carry, Gather, Load, Loop, Map, Reduce, Stmt, Store, Value, operands
-from .planner import Parts, Pipeline
+from .parts import Parts
+from .pipeline import Pipeline
 from .products import Products
 
 

@@ -8,7 +8,7 @@ from ..cuda.kernel import Function, Parameter
 from ..cuda.text import Text
 from .consumer import Consumer
 from .maps import tensor_map
-from .planner import READY, WORK_SLOTS
+from .pipeline import READY, WORK_SLOTS
 from .producer import Producer
 
 # variables that the text below names itself

@@ -6,18 +6,21 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...program import DTYPES
 from ...terms import Affine
-from ..tile import Loop, TileProgram
+from ..cuda.layout import Unsupported
+from ..tile import Load, Loop, TileProgram
 
 ORDERS = ("dynamic", "static", "folded", "grid")
 END = 1.2  # what a tile takes beside its iterations: no products run beside the first one's elementwise work, nor beside the last part
 COUNTER = 0.33  # a trip to the counter in memory that nothing hides: a block's last one
 DRIFT = 0.02  # of their time by which blocks with the same work differ: a counter makes up for it, a fixed order cannot
+CACHE = 36_000_000  # bytes of the second-level cache that the loops of the tiles under way may fill
 MOST_TILES = 1 << 14  # beyond, no order leaves blocks with nothing to do for long
 
 
@@ -102,3 +105,64 @@ def makespans(tiles: np.ndarray, blocks: int, ahead: int) -> Mapping[str, float]
     if len(tiles) > MOST_TILES:
         return {"dynamic": float(tiles.sum() + END * len(tiles)) / blocks}
     return {order: makespan(order, tiles, blocks, ahead) for order in ("static", "folded", "dynamic")}
+
+
+def best_order(p: TileProgram, loop: Loop, order: Traversal, tiles: int, stages: int, multiprocessors: int) -> str:
+    """The one with which the last block ends first, of equals the plainest."""
+    want = p.choices.get("order")
+    if want is not None:
+        if want not in ORDERS:
+            raise Unsupported(f"order {want}, not one of {', '.join(ORDERS)}")
+        return str(want)
+    blocks = min(tiles, multiprocessors)
+    ends = makespans(lengths(p, loop, order), blocks, stages)
+    return min(ends, key=ends.__getitem__)
+
+
+def traversal_of(p: TileProgram, loop: Loop, multiprocessors: int) -> Traversal:
+    """Tiles with the longest loops first; as many positions of the other axes at a time as the cache holds what their loops read.
+    Where nothing bounds the loop and two axes share what it reads, blocks at one time form a square."""
+    axes = p.axes
+    grid = [a for a in p.grid if axes[a].trips > 1]
+    backwards: dict[str, bool] = {}
+    for c in loop.constraints:
+        terms = dict(c.terms)
+        for a in grid:
+            if a in terms and loop.axis in terms:  # of several constraints one that lets loops grow decides
+                backwards[a] = backwards.get(a, False) or terms[loop.axis] < 0 < terms[a]
+    reads = [s for s in loop.body if isinstance(s, Load) and loop.axis in s.out.axes]
+    depends = {a: [s for s in reads if a in s.out.axes] for a in grid}
+
+    def bytes_of(s: Load, fixed: Iterable[str]) -> int:
+        n = DTYPES[p.buffer(s.buffer).dtype]
+        for a in s.out.axes:
+            n *= 1 if a in fixed and a in grid else axes[a].tile if a in grid else axes[a].extent
+        return n
+
+    want = p.choices.get("group")
+    if backwards:
+        slow = [a for a in grid if a in backwards]
+        fast = sorted((a for a in grid if a not in backwards), key=lambda a: (-len(depends[a]), grid.index(a)))
+        size = sum(bytes_of(s, fast) for s in reads)
+        shared = 1  # positions that read the same
+        for a in fast:
+            shared *= 1 if depends[a] else axes[a].trips
+        group = max(shared, CACHE // max(size, 1) * shared)
+        places = math.prod(axes[a].trips for a in fast)
+        turns = -(-places // group)  # of equal length, as far as they can be
+        group = -(-places // turns // shared) * shared
+    else:
+        apart = [a for a in grid if depends[a] and len(depends[a]) < len(reads)]
+        if len(apart) == 2:
+            one, two = (sum(bytes_of(s, ()) for s in depends[a]) for a in apart)
+            slow, fast = [apart[1]], [apart[0]]
+            group = max(1, round((multiprocessors * two / one) ** 0.5))
+            rest = [a for a in grid if a not in apart]
+            if rest:  # batches, one after the other
+                slow, fast, group = [], sorted(grid, key=lambda a: (a not in rest, grid.index(a))), 1
+        else:
+            slow, fast, group = [], sorted(grid, key=lambda a: (-len(depends[a]), grid.index(a))), 1
+    group = want if isinstance(want, int) else group
+    return Traversal(
+        tuple((a, backwards.get(a, False)) for a in slow), tuple((a, backwards.get(a, False)) for a in fast), max(1, group)
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...terms import Affine
 from ..cuda.text import Names, affine
-from .planner import MOST_FAILED, WORK_SLOTS, Pipeline
+from .pipeline import MOST_FAILED, WORK_SLOTS, Pipeline
 from .rings import Rings
 
 MANY = 40  # registers of a producer: with fewer it has none for several iterations at a time, nor any need of them

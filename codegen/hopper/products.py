@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from ..cuda.schedule import Operand
 from ..cuda.text import C_TYPES, Names
 from ..tile import Carry, Contract
-from .planner import Pipeline
+from .pipeline import Pipeline
 from .rings import Rings
 
 

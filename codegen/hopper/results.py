@@ -10,7 +10,7 @@ from ..cuda.registers import Frame
 from ..cuda.schedule import HALVES
 from ..cuda.text import C_TYPES, Names, Text
 from ..tile import Store
-from .planner import Pipeline
+from .pipeline import Pipeline
 from .works import Works
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from ..cuda.schedule import TilePlan
 from ..cuda.text import C_TYPES
 from ..tile import Contract
-from .planner import stage_bytes
+from .pipeline import stage_bytes
 from .works import Works
 
 

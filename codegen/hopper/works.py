@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ..cuda.fragments import Fragments
 from ..cuda.text import Names
-from .planner import Pipeline
+from .pipeline import Pipeline
 
 
 class Works(Fragments):

@@ -20,7 +20,7 @@ from ..codegen.check import check
 from ..codegen.cuda.arch import cuda_arch
 from ..codegen.cuda.emit import schedule_of
 from ..codegen.cuda.emulate import EmulationError, emit_for, emulated, host_compiler, run_source
-from ..codegen.hopper.planner import Pipeline
+from ..codegen.hopper.pipeline import Pipeline
 from ..codegen.lower import LoweringError, lower
 from ..codegen.tile import Loop, Stmt, TileProgram, walk
 from ..compiler import _settled

@@ -11,7 +11,7 @@ from ..codegen.cuda.arch import Arch
 from ..codegen.cuda.emit import schedule_of
 from ..codegen.cuda.layout import Unsupported
 from ..codegen.hopper.choices import choices_of
-from ..codegen.hopper.planner import MOST_CONSUMERS, ROWS, Pipeline
+from ..codegen.hopper.pipeline import MOST_CONSUMERS, ROWS, Pipeline
 from ..codegen.lower import LoweringError, lower
 from ..extraction.plan import Axis, Kernel, Plan
 
