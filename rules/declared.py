@@ -371,6 +371,16 @@ REDUCTIONS = [
         phase="sums",
     ),
     Rule(
+        "max-of-max",
+        "factoring",
+        "(max k (max l x))",
+        "(max l (max k x))",
+        guard="(!= k l)",
+        law="max max x = max max x in any order: the inner one may be the pivot of a sum",
+        numerics="exact",
+        phase="sums",
+    ),
+    Rule(
         "max-scale-out",
         "factoring",
         "(max k (mul c rest*))",

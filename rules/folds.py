@@ -296,11 +296,15 @@ class Finder:
         for pset in sets[level]:
             functions = self.closed(tuple(self.pivots[p].body for p in pset)) if level == "function" else {}
             opaque = {c: pset[0] for c in self.cone if self._over(c, pset[0])} if level == "other" else {}
+            wider = {p for p in self.pivots if self._widens(p, pset[0])} if level == "extreme" else set()
+            opaque |= {p: pset[0] for p in wider}
             leaves = {c: _FUNCTION for c in functions if c not in pset} | dict.fromkeys(opaque, _OPAQUE)
             if level in ("function", "other") and not leaves:
                 continue
             tables = self.costs(pset, leaves, level == "later")
             for c, b in sums:
+                if level == "extreme" and self._passed_over(pset[0], wider, b):
+                    continue
                 if count.get(c, 0) < _VARIANTS and (f := self._try(c, b, pset, functions, opaque, tables, done)):
                     count[c] = count.get(c, 0) + 1
                     yield f
@@ -319,6 +323,21 @@ class Finder:
             seen.add(d)
             todo += [a for n in self.g.nodes[d] if n.op in ("add", "mul", "un", "bi", "where") for a in n.args]
         return False
+
+    def _widens(self, c: int, pivot: int) -> bool:
+        """Is c the same extremum as the pivot, over one more axis?"""
+        kind = self.pivots[pivot].kind
+        return any(n.op == "red" and n.attr[0] == kind and n.args[0] == pivot for n in self.g.nodes[c])  # type: ignore[index]
+
+    def _passed_over(self, pivot: int, wider: set[int], body: int) -> bool:
+        """Does another pivot serve this body better?  Of an extremum over k and other axes, that over k alone is nearer to what
+        varies along those, and nothing must be known of other places there; what does not vary along them cannot have it."""
+
+        def has_axes_of(p: int) -> bool:
+            return self.g.free.get(p, frozenset()) <= self.g.free.get(body, frozenset())
+
+        nearer = any(self._widens(pivot, p) and has_axes_of(p) for p, v in self.pivots.items() if v.kind != "mean")
+        return nearer or (bool(wider) and not has_axes_of(pivot))
 
     def _try(
         self,

@@ -159,6 +159,29 @@ def test_found(name: str, pivots: list[str], components: int) -> None:
     assert any(kinds(n.attr[0]) == pivots and len(n.attr[0].coef) >= components for n in folds(name))
 
 
+def test_pivots_are_extrema_over_one_axis() -> None:
+    """Of an extremum over keys and features a sum over the keys takes that over the keys alone, if it has features; else it cannot."""
+
+    def f(x, v):  # type: ignore[no-untyped-def]
+        xp = x.__array_namespace__()
+        top = xp.max(x, axis=(-2, -1), keepdims=True)
+        return xp.exp(x - top).mT @ v, xp.sum(xp.exp(xp.max(x, axis=-1, keepdims=True) - top) * v, axis=-2)
+
+    p = trace(f, TensorSpec((6, 4), "float32"), TensorSpec((6, 3), "float32"))
+    found = saturate(p)
+    g = found.graph
+    assert check_graph(found, p)
+
+    def pivots(c: int) -> set[frozenset[str]]:
+        """Axes of the pivots of the folds that a class is a multiple of."""
+        made = [m for n in g.nodes[c] if n.op == "mul" for a in n.args for m in g.nodes[a]]
+        return {g.free[n.args[0]] for n in (*g.nodes[c], *made) if n.op == "fold"}
+
+    k, m = (a for a, n in p.axes.items() if n in (6, 4))
+    assert pivots(g.outputs[0]) == {frozenset({k, m})}
+    assert pivots(g.outputs[1]) == {frozenset({k})}
+
+
 def test_numerator_and_denominator_agree() -> None:
     """Both are folds with the same pivot and the same merge, so that one state serves both."""
     case = CASES["prefill_causal"]
