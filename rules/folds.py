@@ -277,7 +277,7 @@ class Finder:
         sums = [
             (c, n.args[0])
             for c, n in self.sums
-            if not self.is_clean(n.args[0]) and not any(_folds(m, self.k) or m.why == BREAK.name for m in self.g.nodes[c])
+            if not self.is_clean(n.args[0]) and not any(self._serves(m, level) for m in self.g.nodes[c])
         ]
         if not sums:
             return
@@ -308,6 +308,13 @@ class Finder:
                 if count.get(c, 0) < _VARIANTS and (f := self._try(c, b, pset, functions, opaque, tables, done)):
                     count[c] = count.get(c, 0) + 1
                     yield f
+
+    def _serves(self, n: Node, level: str) -> bool:
+        """Is this a fold, or made of folds, such that its sum needs no other?  One with several pivots carries what an earlier pass
+        could have supplied: that is worth a look."""
+        if level == "later" and _folds(n, self.k):
+            return len(n.attr[0].pivots) < 2  # type: ignore[index, union-attr]
+        return _folds(n, self.k) or n.why == BREAK.name
 
     def _over(self, c: int, pivot: int) -> bool:
         """Is c, free of k and no pivot itself, computed from the pivot by something that a skeleton does not look into?"""

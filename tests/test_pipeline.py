@@ -237,6 +237,19 @@ def test_what_every_block_needs_is_computed_once(n: int) -> None:
     assert keys and not any("a1" in k.axes for k in keys)
 
 
+def test_an_extremum_over_two_axes_needs_no_pass_of_its_own() -> None:
+    """Features of the keys are relative to the greatest of all: each feature's sums have a pivot of their own."""
+    p = plan("performer", GPU, n=4096)
+    assert len(p.kernels) == 2 and all(size < 4096 * 64 * 8 * 4 for size in temps(p).values())
+
+
+def test_what_an_earlier_kernel_can_supply_needs_no_pivot() -> None:
+    """Where the features of many queries meet the sums of the keys, these are there, at their greatest: one pass, one maximum."""
+    p = plan("performer", GPU, n=16384)
+    loops = [s for s in walk(programs(p)[-1].body) if isinstance(s, Loop)]
+    assert len(loops) == 1 and [c.kind for c in loops[0].carries].count("pivot") == 1
+
+
 def test_norms_leave_the_loop_that_multiplies() -> None:
     """A loop that also computes on its tiles by element is no pipeline of warpgroups: where it multiplies much, it does nothing else."""
     p = plan("qknorm", GPU, n=4096, h=32, d=128)

@@ -64,7 +64,7 @@ BOUNDS = {
     "layernorm_sugar": 53,
     "l2_normalize": 12,
     "rmsnorm_quantize": 71,
-    "performer": 285,
+    "performer": 300,
     "off_by_one_attention": 88,
     "sink_attention": 92,
     "differential_attention": 327,
