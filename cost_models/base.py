@@ -6,13 +6,14 @@ search.  The structure of a tile program does not depend on sizes, so one loweri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from ..codegen.tile import TileProgram
+from ..extraction.plan import Buffer
 
 Array = np.ndarray
 
@@ -74,7 +75,32 @@ class Scores:
     detail: dict[str, Array] = field(default_factory=dict)
 
 
-class CostModel(Protocol):
+@dataclass(frozen=True)
+class Refusal:
+    """Why a code generator cannot print a kernel as the model has it.  smaller: with smaller tiles it might."""
+
+    reason: str
+    smaller: bool
+
+
+# what a code generator says of a kernel of a program with these buffers
+Printed = Callable[[TileProgram, Mapping[str, Buffer]], Refusal | None]
+
+
+class Prices(Protocol):
+    """What kernels take that are printed in one way."""
+
+    def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
+        """Price of the kernel at every point; detail: with parts."""
+        ...
+
+    def instead(self, choices: Mapping[str, object]) -> Prices | None:
+        """The prices of what is printed where a kernel with these schedule choices cannot be; None if each can.  The same object for
+        the same kind of choices."""
+        ...
+
+
+class CostModel(Prices, Protocol):
     """What the search asks.  Implementations must be deterministic and must not look at names of axes or buffers."""
 
     @property
@@ -95,8 +121,9 @@ class CostModel(Protocol):
         """16-bit dtypes whose products run on matrix units; operands computed in a kernel are rounded to one of them."""
         ...
 
-    def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
-        """Price of the kernel at every point; detail: with parts."""
+    def refusal(self, program: TileProgram, buffers: Mapping[str, Buffer]) -> Refusal | None:
+        """Why the kernel, with the tiles and choices that it has, cannot be what `cost` describes; None if it can.
+        buffers: the whole program's inputs and outputs, which say how exact it must be."""
         ...
 
     def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

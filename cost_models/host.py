@@ -10,9 +10,10 @@ import numpy as np
 from ..codegen.cpu.contract import LONGEST, UNPACKED
 from ..codegen.cpu.frozen import freeze
 from ..codegen.tile import Contract, Gather, Iota, Load, Map, Mask, Reduce, Store, TileProgram, walk
+from ..extraction.plan import Buffer
 from ..program import DTYPES
 from . import walk as W
-from .base import Array, Scores, Sizes, Work
+from .base import Array, Refusal, Scores, Sizes, Work
 from .machines import Cpu
 
 # seconds per float32 element beyond plain arithmetic, in units of `Cpu.element`
@@ -86,6 +87,12 @@ class HostModel:
                 sizes = (64, 256, 1024) if few else (32, 64, 128, 256, 512, 1024, 2048, 4096)
             out[a] = tuple(t for t in sizes if t < n) + ((n,) if n <= 4096 else ())
         return out
+
+    def refusal(self, program: TileProgram, buffers: Mapping[str, Buffer]) -> Refusal | None:
+        return None  # every tile program is a sequence of array operations
+
+    def instead(self, choices: Mapping[str, object]) -> None:
+        return None
 
     def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
         m = self.machine

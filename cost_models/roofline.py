@@ -6,14 +6,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
 from ..codegen.tile import Contract, Load, Store, TileProgram, walk
+from ..extraction.plan import Buffer
 from . import walk as W
 from . import warpgroups
-from .base import Array, Scores, Sizes, Work
+from .base import Array, Prices, Printed, Refusal, Scores, Sizes, Work
 from .block import HALF, Block
+from .by_element import ByElement
 from .machines import Gpu
 
 WARPS = (4, 8)
@@ -33,8 +36,9 @@ def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ..
 class Roofline:
     """The analytic model of one GPU.  Deterministic, and blind to names."""
 
-    def __init__(self, machine: Gpu, plain: bool = False):
-        self.machine = machine
+    def __init__(self, machine: Gpu, plain: bool = False, printed: Printed | None = None):
+        """printed: what the code generator says of a kernel (see `CostModel.refusal`); None: it prints all."""
+        self.machine, self.printed = machine, printed
         self.plain = plain  # no pipelines of warpgroups
 
     @property
@@ -153,6 +157,22 @@ class Roofline:
         return (whole / rate(np.minimum(blocks, room)) + last / rate(last)) / blocks
 
     # ---- the price
+    def refusal(self, program: TileProgram, buffers: Mapping[str, Buffer]) -> Refusal | None:
+        return self.printed(program, buffers) if self.printed is not None else None
+
+    def instead(self, choices: Mapping[str, object]) -> Prices | None:
+        if self.printed is None:
+            return None
+        return self.without_pipelines if choices.get("warpgroups") else self.by_element
+
+    @cached_property
+    def without_pipelines(self) -> Roofline:
+        return Roofline(self.machine, plain=True, printed=self.printed)
+
+    @cached_property
+    def by_element(self) -> ByElement:
+        return ByElement(self.machine)
+
     def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
         m = self.machine
         steps, loops = W.steps(program, sizes)

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from .rules.joins import Join
 
 NUMERICS = ("safe", "fast", "strict")
-MANY = 1 << 26  # multiply-adds of a product that should not go one element to a thread
-SLOW = 8.0  # they take at least so many times as long as their price
-DEARER = 1.02  # a plan whose price rises by this much when its schedules are settled is compared with others again
 
 
 def optimize(
@@ -233,52 +230,27 @@ def _compile(
 
 
 def _expressible(found: Any, target: Target, model: Any) -> tuple[Plan, list[str]]:
-    """The cheapest plan that the code generator can print, and its form; the cheapest of all if it can print none (its error says why).
-    A plan whose products would go one element to a thread gives way to one that costs up to SLOW times as much."""
+    """The cheapest plan that the code generator can print, and its form; the cheapest of all if it can print none (its error says why)."""
     best, form = _settled(found.plan, target, model), list(found.form)
-    if best.cost.seconds > DEARER * found.plan.cost.seconds:  # it was chosen for a schedule that there is not
-        for c in found.candidates:
-            if c.seconds >= best.cost.seconds:
-                break
-            plan = _settled(c.plan, target, model)
-            if plan.cost.seconds < best.cost.seconds:
-                best, form = plan, c.form.split("; ")
-    if target.kind == "cpu" or (able := _emits(best, target)) == "fast":
+    if target.kind == "cpu" or _emits(best, target):
         return best, form
     for c in found.candidates:
-        if able and c.seconds > SLOW * best.cost.seconds:
-            break
         plan = _settled(c.plan, target, model)
-        can = _emits(plan, target)
-        if can == "fast" or (can and not able):
-            best, form, able = plan, c.form.split("; "), can
-            if can == "fast":
-                break
+        if _emits(plan, target):
+            return plan, c.form.split("; ")
     return best, form
 
 
-def _emits(plan: Plan, target: Target) -> str:
-    """How the plan can be printed: fast, slow (a large product goes one element to a thread), or not at all ("")."""
+def _emits(plan: Plan, target: Target) -> bool:
+    """Can the plan be printed?"""
     from .codegen.cuda.arch import cuda_arch
-    from .codegen.cuda.emit import schedule_of
-    from .codegen.cuda.layout import Unsupported
-    from .codegen.cuda.simple import Simple
+    from .codegen.cuda.emit import feasible
     from .codegen.hip.arch import hip_arch
     from .codegen.lower import lower
-    from .codegen.tile import Contract, walk
 
     arch = cuda_arch(target.arch) if target.kind == "cuda" else hip_arch(target.arch)
-    out = "fast"
-    try:
-        for k in plan.kernels:
-            p = lower(k, plan.buffers, plan.compute_dtype)
-            products = [{*s.a.axes, *s.b.axes} for s in walk(p.body) if isinstance(s, Contract)]
-            most = max((math.prod(p.axes[a].extent for a in axes) for axes in products), default=0)
-            if isinstance(schedule_of(p, plan.buffers, arch), Simple) and most > MANY:
-                out = "slow"
-    except Unsupported:
-        return ""
-    return out
+    programs = (lower(k, plan.buffers, plan.compute_dtype) for k in plan.kernels)
+    return all(feasible(p, arch, plan.buffers, slow=True) is None for p in programs)
 
 
 def _settled(plan: Plan, target: Target, model: Any) -> Plan:

@@ -18,7 +18,7 @@ from .classes import Classes
 from .compared import consistent
 from .copies import with_copies
 from .legality import legal_nodes, usable
-from .plan import Plan
+from .plan import Buffer, Plan
 from .region import canonical
 from .regions import forced_cuts, regions
 from .search import Found, Limits, Search
@@ -54,7 +54,7 @@ class Extraction:
     candidates  plans that lost, cheapest first
     chosen      class → e-nodes that the plan computes it by: most often one
     stats       counts (regions; searched: distinct ones; nodes: usable; lowerings, their statements and points; sets: of classes whose
-                next kernels were ranked) and "seconds"
+                next kernels were ranked; asked: kernels whose printing was looked into) and "seconds"
     """
 
     plan: Plan
@@ -133,7 +133,9 @@ def _extract(
     cones = regions(classes, forced_cuts(classes, model) | compared, compared)
     found: dict[tuple, Found] = {}
     stats: dict[str, float] = {"regions": len(cones), "nodes": sum(map(len, nodes.values()))}
-    stats |= dict.fromkeys(("lowerings", "statements", "points", "sets"), 0)
+    stats |= dict.fromkeys(("lowerings", "statements", "points", "sets", "asked"), 0)
+    buffers = {i.name: Buffer(i.name, i.shape, i.dtype, "input") for i in program.inputs}
+    buffers |= {f"out{n}": Buffer(f"out{n}", o.shape, o.dtype, "output") for n, o in enumerate(program.outputs)}
     for done, cone in enumerate(cones):
         region, binding = canonical(classes, cone, build.stored)
         if region.key not in found:
@@ -143,7 +145,7 @@ def _extract(
                     progress("search", done, len(cones))
 
             spent = sum(p.found.best.seconds for p in build.parts)
-            result = Search(region, model, limits, tick).run(budget - spent)
+            result = Search(region, model, limits, tick, buffers).run(budget - spent)
             if result is None and math.isfinite(budget):
                 return None
             if result is None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from .. import terms as T
 from ..codegen.lower import LoweringError, lower
 from ..codegen.tile import TileProgram, walk
-from ..cost_models.base import CostModel, Scores, Sizes
+from ..cost_models.base import CostModel, Prices, Scores, Sizes
 from ..terms import Term
 from .bodies import Bodies, State
 from .plan import Axis, Buffer, Kernel, Store
@@ -21,6 +21,7 @@ from .stores import Names, stores_of
 
 MOST_POINTS = 2000
 MOST_ROLES = 8
+SHORT = 64  # elements of a reduced axis that a block may go through one by one
 
 
 @dataclass
@@ -51,27 +52,74 @@ class Split:
 
 @dataclass
 class Scored:
-    """A kernel with roles, priced: seconds[i] is its best time at the i-th number of parts (one entry if nothing is split)."""
+    """A kernel with roles, priced.
+
+    parts       how many numbers of parts there are (1 if nothing is split)
+    table       time at every point, those of one number of parts after the other
+    kernel      what was lowered, at stand-in sizes; buffers: what it reads and writes
+    seconds     best time at each number of parts; point: where that is
+    printed     points at which it is known to be printed as it is priced (see printing.py)
+    by          whose price each point has: 0: the model's own, n: that of others[n − 1], for what is printed instead
+    turned      has it been looked at under roles that might be printed?
+    """
 
     roots: tuple[int, ...]
     bodies: Bodies
     state: State
     roles: dict[str, str]
-    seconds: np.ndarray
-    point: np.ndarray  # index of the best point for each number of parts
     sizes: Sizes
+    parts: int
     program: TileProgram
+    table: np.ndarray
+    kernel: Kernel
+    buffers: dict[str, Buffer]
+    split: Split | None
+    seconds: np.ndarray = field(init=False)
+    point: np.ndarray = field(init=False)
+    by: np.ndarray = field(init=False)
+    printed: set[int] = field(default_factory=set)
+    others: list[Prices] = field(default_factory=list)
+    turned: bool = False
+
+    def __post_init__(self) -> None:
+        self.by = np.zeros(len(self.table), int)
+        self.choose()
+
+    def prices(self, point: int, model: CostModel) -> Prices:
+        """Who has priced it there."""
+        n = int(self.by[point])
+        return self.others[n - 1] if n else model
+
+    def reprice(self, points: np.ndarray, prices: Prices) -> None:
+        """Give these points other prices, and choose anew."""
+        if not any(x is prices for x in self.others):
+            self.others.append(prices)
+        points = points & np.isfinite(self.table)
+        self.by = np.where(points, next(n for n, x in enumerate(self.others, 1) if x is prices), self.by)
+        self.table = np.where(points, prices.cost(self.program, self.sizes).seconds, self.table)
+        self.choose()
+
+    def choose(self) -> None:
+        """Take the best point for each number of parts."""
+        table = self.table.reshape(self.parts, -1)
+        self.point = table.argmin(1) + np.arange(len(table)) * table.shape[1]
+        self.seconds = self.table[self.point]
+
+    def one(self, point: int) -> Sizes:
+        """Tiles and extents of one point."""
+
+        def pick(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return {k: v[point : point + 1] if v.size > 1 else v.reshape(1) for k, v in d.items()}
+
+        return Sizes(pick(self.sizes.tile), pick(self.sizes.extent))
 
     def at(self, i: int, model: CostModel) -> tuple[dict[str, int], dict[str, int], Scores]:
         """(tiles, extents, price with its parts) at the i-th number of parts."""
-        p = int(self.point[i if len(self.point) > 1 else 0])
-
-        def pick(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {k: v[p : p + 1] if v.size > 1 else v.reshape(1) for k, v in d.items()}
-
-        one = Sizes(pick(self.sizes.tile), pick(self.sizes.extent))
+        point = int(self.point[i if len(self.point) > 1 else 0])
+        one = self.one(point)
         tiles = {a: int(v[0]) for a, v in one.tile.items()}
-        return tiles, {a: int(v[0]) for a, v in one.extent.items()}, model.cost(self.program, one, detail=True)
+        price = self.prices(point, model).cost(self.program, one, detail=True)
+        return tiles, {a: int(v[0]) for a, v in one.extent.items()}, price
 
 
 class Pricer:
@@ -178,7 +226,9 @@ class Pricer:
         buffers: dict[str, Buffer],
         roles: dict[str, str],
         split: Split | None,
+        single: str = "",
     ) -> Scored | None:
+        """None if it cannot be lowered, or does not fit the machine.  single: an axis in tiles of one element."""
         extents = dict(self.r.extents)
         for a in roles:
             for x in [a, a[:-2] + ".o", a[:-2] + ".i"] if a.endswith((".o", ".i")) else [a]:
@@ -190,7 +240,7 @@ class Pricer:
             return None
         self.lowerings += 1
         self.statements += sum(1 for _ in walk(program.body))
-        sizes, parts = self.sizes(program, split)
+        sizes, parts = self.sizes(program, split, single)
         scores = self.model.cost(program, sizes)
         self.points += sizes.points
         seconds = scores.seconds
@@ -198,21 +248,30 @@ class Pricer:
             inner = split.axis + ".i"
             if inner in sizes.tile:
                 seconds = np.where(np.mod(sizes.extent[inner], sizes.tile[inner]) == 0, seconds, np.inf)
-        table = seconds.reshape(parts, -1)
-        best = table.argmin(1)
-        point = best + np.arange(parts) * table.shape[1]
-        seconds = seconds[point]
+        seconds = np.broadcast_to(seconds, (sizes.points,))
         if not np.isfinite(seconds).any():
             return None
-        return Scored(roots, bodies, state, roles, seconds, point, sizes, program)
+        return Scored(roots, bodies, state, roles, sizes, parts, program, seconds, kernel, buffers, split)
 
-    def sizes(self, program: TileProgram, split: Split | None) -> tuple[Sizes, int]:
+    def one_by_one(self, k: Scored) -> list[Scored]:
+        """The kernel as it goes through a short axis that it reduces element by element, so that its tiles do not have it: a merge of
+        a few parts, say, or a sum of squares of differences."""
+        reduced, sums = reductions([s.term for s in k.kernel.stores])
+        out = []
+        for a, role in k.roles.items():
+            short = float(np.max(k.sizes.extent[a])) <= SHORT
+            if role == "whole" and short and a in reduced and not any(a in g for g in sums):
+                roles = k.roles | {a: "loop"}
+                out.append(self.score(k.roots, k.bodies, k.state, k.kernel.stores, k.buffers, roles, k.split, a))
+        return [x for x in out if x is not None]
+
+    def sizes(self, program: TileProgram, split: Split | None, single: str = "") -> tuple[Sizes, int]:
         """All combinations of tile sizes, for every number of parts if the kernel sees the split axis."""
         touched = split if split is not None and any(a in split.halves for a in program.axes) else None
         extents = {a: self.extent(a) for a in program.axes}
         if touched is not None and touched.halves[1] in extents:
             extents[touched.halves[1]] = int(touched.block.max())
-        ladder = thin(self.model.tiles(program, extents))
+        ladder = thin(self.model.tiles(program, extents) | ({single: (1,)} if single else {}))
         parts = len(touched.parts) if touched is not None else 1
         axes = list(program.axes)
         grids = np.meshgrid(np.arange(parts), *[np.array(ladder[a], float) for a in axes], indexing="ij")

@@ -9,7 +9,7 @@ costs are arrays over the numbers of parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,13 +18,17 @@ from ..cost_models.base import CostModel, Work
 from ..program import DTYPES
 from .bodies import Bodies, State
 from .kernels import Pricer, Scored, Split
+from .plan import Buffer
 from .prices import Prices, bits
+from .printing import Printing
 from .region import Region, axis_key
 
 NEAR = 1.15  # plans this close are beyond what a model can tell apart: the one with least intermediate memory is taken
 HOPEFUL = 0.6  # a guess may be this much too high: what it says is worse by more is not tried
 BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
 PAIRS = 3  # mates tried one by one
+CLOSE = 0.03  # share of a plan's time that may be missing because a small kernel is not printed as it is priced
+ROUNDS = 32  # searches with prices that were corrected
 TIE = 1e-3  # bodies with the same leaves whose scores differ by less do the same work
 
 
@@ -88,9 +92,18 @@ class _Next:
 class Search:
     """One region's search.  `tick` is called with the number of kernels lowered so far."""
 
-    def __init__(self, region: Region, model: CostModel, limits: Limits, tick: Callable[[int], None] | None = None):
+    def __init__(
+        self,
+        region: Region,
+        model: CostModel,
+        limits: Limits,
+        tick: Callable[[int], None] | None = None,
+        buffers: Mapping[str, Buffer] | None = None,
+    ):
+        """buffers: inputs and outputs of the whole program (None: a kernel's own are all there are)."""
         self.r, self.model, self.limits, self.tick = region, model, limits, tick
         self.pricer = Pricer(region, model)
+        self.printing = Printing(self.pricer, model, buffers)
         self.prices = Prices(model.floor(Work()), self._mates)
         self.partial = {
             c: a[:-2] for c, free in enumerate(region.free) for a in sorted(free) if a.endswith(".o") and a[:-2] in region.extents
@@ -117,22 +130,41 @@ class Search:
                 contexts.append(s)
         roots = frozenset(self.r.roots)
         for context in sorted(contexts, key=lambda s: self._outlook(roots, s)):
-            self._split, self._memo = context, {}
-            self.solve(roots, budget)
-        if not self._complete or min(c.seconds for c in self._complete) >= budget:
-            return None
-        ranked: list[Choice] = []
-        for c in sorted(self._complete, key=lambda c: c.seconds):
-            if not any(same(c, d) for d in ranked):
-                ranked.append(c)
-        near = [c for c in ranked if c.seconds <= ranked[0].seconds * NEAR and c.seconds < budget]
-        best = min(near, key=lambda c: (self.memory(c), len(c.kernels), c.seconds))
+            self._split = context
+            for _ in range(ROUNDS):
+                self._memo = {}
+                self.solve(roots, budget)
+                if not self._complete or not self._corrected(min(self._complete, key=lambda c: c.seconds)):
+                    break
+        while True:
+            if not self._complete or min(c.seconds for c in self._complete) >= budget:
+                return None
+            ranked: list[Choice] = []
+            for c in sorted(self._complete, key=lambda c: c.seconds):
+                if not any(same(c, d) for d in ranked):
+                    ranked.append(c)
+            near = [c for c in ranked if c.seconds <= ranked[0].seconds * NEAR and c.seconds < budget]
+            best = min(near, key=lambda c: (self.memory(c), len(c.kernels), c.seconds))
+            if not self._corrected(best):
+                break
         ranked.remove(best)
         if not ranked and (apart := self._apart()) is not None and not same(apart, best):
             ranked.append(apart)  # something to compare with
         stats = {"lowerings": self.pricer.lowerings, "statements": self.pricer.statements, "points": self.pricer.points}
-        stats["sets"] = len(self._next)
+        stats |= {"sets": len(self._next), "asked": self.printing.asked}
         return Found(best, ranked[: self.limits.candidates], stats)
+
+    def _corrected(self, c: Choice) -> bool:
+        """Are some of its kernels not printed as they are priced?  Then they get other prices, and so do all plans that have them."""
+        slack = c.seconds * CLOSE / len(c.kernels)
+        corrected = [(k, others) for k in c.kernels if (others := self.printing.corrected(k, c.part, slack)) is not None]
+        for k, others in corrected:
+            self._kernels(k.roots, k.state).extend(others)
+        if corrected:
+            self._cheapest.clear()
+            for x in self._complete:
+                x.seconds = sum(float(k.seconds[x.part if len(k.seconds) > 1 else 0]) for k in x.kernels)
+        return bool(corrected)
 
     def _apart(self) -> Choice | None:
         """The plan that stores whatever may lie in memory."""

@@ -240,7 +240,8 @@ def test_what_every_block_needs_is_computed_once(n: int) -> None:
 def test_an_extremum_over_two_axes_needs_no_pass_of_its_own() -> None:
     """Features of the keys are relative to the greatest of all: each feature's sums have a pivot of their own."""
     p = plan("performer", GPU, n=4096)
-    assert len(p.kernels) == 2 and all(size < 4096 * 64 * 8 * 4 for size in temps(p).values())
+    keys = [k for k in programs(p) if any(b.name == "k" for b in k.reads)]
+    assert len(keys) == 1 and all(size < 4096 * 64 * 8 * 4 for size in temps(p).values())
 
 
 def test_what_an_earlier_kernel_can_supply_needs_no_pivot() -> None:
@@ -474,8 +475,8 @@ def test_the_chosen_form_and_its_derivation_are_shown() -> None:
     assert "<table>" in report._repr_html_() and k.cost.seconds > 0 and k.cost.bound in k.cost.parts
 
 
-def test_a_plan_that_is_slow_to_print_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its price is that of matrix instructions, which its products would not have; a plan far dearer does not replace it."""
+def test_a_plan_that_cannot_be_printed_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cheapest one that can is taken; if none can, the error is that of the cheapest of all."""
     from types import SimpleNamespace
 
     from eqsat_neptune import compiler
@@ -484,7 +485,7 @@ def test_a_plan_that_is_slow_to_print_gives_way(monkeypatch: pytest.MonkeyPatch)
     def plan_of(seconds: float) -> SimpleNamespace:
         return SimpleNamespace(cost=SimpleNamespace(seconds=seconds), seconds=seconds, form=f"{seconds}")
 
-    def chosen(*ways: tuple[float, str]) -> float:
+    def chosen(*ways: tuple[float, bool]) -> float:
         plans = [plan_of(s) for s, _ in ways]
         for p in plans:
             p.plan = p
@@ -493,7 +494,6 @@ def test_a_plan_that_is_slow_to_print_gives_way(monkeypatch: pytest.MonkeyPatch)
         found = SimpleNamespace(plan=plans[0], form=[plans[0].form], candidates=plans[1:])
         return compiler._expressible(found, parse_target(GPU), None)[0].cost.seconds
 
-    assert chosen((1.0, "fast"), (2.0, "fast")) == 1.0
-    assert chosen((1.0, "slow"), (2.0, "slow"), (3.0, "fast")) == 3.0
-    assert chosen((1.0, "slow"), (100.0, "fast")) == 1.0
-    assert chosen((1.0, ""), (2.0, "slow"), (3.0, "fast")) == 3.0 and chosen((1.0, ""), (100.0, "slow")) == 100.0
+    assert chosen((1.0, True), (2.0, True)) == 1.0
+    assert chosen((1.0, False), (2.0, False), (3.0, True)) == 3.0
+    assert chosen((1.0, False), (2.0, False)) == 1.0

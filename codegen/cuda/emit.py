@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...cost_models.base import Refusal
 from ...extraction.plan import Buffer
 from ...program import DTYPES
 from ...runtime.module import Launch, TensorMap
@@ -17,7 +18,7 @@ from ..tile import TileProgram
 from .arch import Arch
 from .fragments import Fragments
 from .kernel import Function, contiguous_strides
-from .layout import Unsupported
+from .layout import TooLarge, Unsupported
 from .planner import plan
 from .schedule import HALVES, Precision, Schedule
 from .simple import Simple, SimpleText, plan_simple
@@ -94,6 +95,20 @@ def warpgroup_choices(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch)
         return None
 
 
+def refusal(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Refusal | None:
+    """Why the kernel cannot be a pipeline of warpgroups, if it asks to be one, or else why fragments cannot express it, so that
+    `schedule_of` has one element go to a thread; None if it can."""
+    precision = precision_of(buffers, p.compute_dtype)
+    try:
+        if p.choices.get("warpgroups"):
+            plan_warpgroups(p, arch, precision)
+        else:
+            plan(p, arch, precision)
+    except Unsupported as e:
+        return Refusal(str(e), isinstance(e, TooLarge))
+    return None
+
+
 def own_buffers(p: TileProgram) -> dict[str, Buffer]:
     return {b.name: b for b in (*p.reads, *p.writes)}
 
@@ -102,11 +117,11 @@ def feasible(p: TileProgram, arch: Arch, buffers: Mapping[str, Buffer] | None = 
     """None if the kernel can be emitted in fragments (or, if `slow` is allowed, at all), else the reason why not.  buffers: of the
     whole program, if the kernel is a part of one (they say how exact it must be)."""
     buffers = own_buffers(p) if buffers is None else buffers
+    if not slow:
+        why = refusal(p, buffers, arch)
+        return why.reason if why else None
     try:
-        if slow:
-            schedule_of(p, buffers, arch)
-        else:
-            plan(p, arch, precision_of(buffers, p.compute_dtype))
+        schedule_of(p, buffers, arch)
     except Unsupported as e:
         return str(e)
     return None

@@ -25,6 +25,10 @@ class Unsupported(PlanError):
     """This lowering cannot express the tile program; the message says why.  Another one may."""
 
 
+class TooLarge(Unsupported):
+    """… with tiles of this size; with smaller ones it may."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Axes flattened row-major on one side, spread over `warps` warps.

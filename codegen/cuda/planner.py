@@ -26,7 +26,7 @@ from ..tile import (
 )
 from .arch import Arch
 from .kernel import implied
-from .layout import Unsupported
+from .layout import TooLarge, Unsupported
 from .placement import Placement
 from .schedule import ContractPlan, Precision, Schedule, TilePlan, staged_shape, tile_bytes
 from .simplify import fold_exponentials
@@ -39,20 +39,23 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
     attempts = [p]
     if {"warps", "stages"} & set(p.choices):
         attempts.append(replace(p, choices={n: c for n, c in p.choices.items() if n not in ("warps", "stages")}))
-    why: Unsupported | None = None
-    ways = [(x, shares, settled) for x in attempts for settled in (False, True) for shares in (True, False)]
+    refusals: list[Unsupported] = []
+    ways = [(x, settled) for x in attempts for settled in (False, True)]
     for ends in (False, True):
-        for x, shares, settled in ways:
-            planner = Planner(x, arch, precision)
-            planner.unit_ends, planner.shares, planner.one_side = ends, shares, settled
-            try:
-                return planner.run()
-            except Unsupported as e:
-                why = why or e
+        for x, settled in ways:
+            for shares in (True, False):
+                planner = Planner(x, arch, precision)
+                planner.unit_ends, planner.shares, planner.one_side = ends, shares, settled
+                try:
+                    return planner.run()
+                except Unsupported as e:
+                    refusals.append(e)
+                if planner.split is None:
+                    break  # no warps shared a loop
         if UNIT not in planner.forced:
             break
-    assert why is not None
-    raise why
+    raise next((e for e in refusals if isinstance(e, TooLarge)), refusals[0])
+
 
 
 VECTOR_REGISTERS = 24  # that a thread needs beside its values; a compiler that may take more loads farther ahead
@@ -157,13 +160,13 @@ class Planner(Placement):
             o.join, merge = start, self.merge_bytes(o.split)  # over the loop's tiles; others may be needed later
         o.shared = max(at + o.scratch_bytes, start + merge)
         if o.shared > arch.shared:
-            raise Unsupported(f"{o.shared} bytes of shared memory, {arch.name} has {arch.shared} for a block")
+            raise TooLarge(f"{o.shared} bytes of shared memory, {arch.name} has {arch.shared} for a block")
         o.registers = self.count_registers()
         if (
             o.registers > (480 if self.kind == "fragment" else arch.most_registers)
             or (o.registers + 24) * o.threads > 2 * arch.registers
         ):
-            raise Unsupported(f"about {o.registers} registers a thread for {o.threads} threads")
+            raise TooLarge(f"about {o.registers} registers a thread for {o.threads} threads")
         need = o.registers + (72 if self.kind == "fragment" else VECTOR_REGISTERS)
         blocks = min(
             arch.shared_sm // (o.shared + 1024),

@@ -29,6 +29,7 @@ UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
 
 class Warps(Facts):
     unit_ends = False  # does what has no rows lose its row again where it meets what has rows?
+    split: Loop | None = None  # the loop whose tiles warps share
     shares = True  # may warps share a loop's tiles where no product feeds another one?
 
     def choose_matrices(self) -> None:
@@ -99,7 +100,7 @@ class Warps(Facts):
         want = choices.get("warps")
         self.kind = "fragment" if self.matrices else "vector"
         self.wr = self.wc = self.ws = 1
-        self.split: Loop | None = None
+        self.split = None
         if self.kind == "vector":
             return  # sides.py spreads them, when groups are known
         shapes = []

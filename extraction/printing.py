@@ -1,0 +1,86 @@
+"""What kernels take as they will be printed.
+
+A model's price is that of the best schedule, with tiles in registers and matrix instructions.  Where the code generator cannot lay out
+a kernel's tiles so, it prints something else: no pipeline of warpgroups, or each element goes to a thread, which may take a hundred
+times as long.  Whether it can depends on the kernel's statements, roles and tiles, and to find out takes as long as to price hundreds of
+tiles: so it is asked of the kernels of plans that would win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..codegen.lower import LoweringError, lower
+from ..cost_models.base import Array, CostModel, Prices, Refusal
+from .kernels import Pricer, Scored
+from .plan import Axis, Buffer, Kernel
+
+TRIES = 6  # tiles asked for before all of them are taken for refused
+
+
+class Printing:
+    """buffers: inputs and outputs of the whole program (None: a kernel's own are all there are).  asked: how often the code generator was."""
+
+    def __init__(self, pricer: Pricer, model: CostModel, buffers: Mapping[str, Buffer] | None):
+        self.pricer, self.model, self.buffers = pricer, model, buffers
+        self.asked = 0
+
+    def corrected(self, k: Scored, i: int, slack: float) -> list[Scored] | None:
+        """None if the price at this number of parts (a place) is what the kernel takes, or less by no more than the slack, in seconds.
+        Else its prices have been corrected, and the result is the kernel under other roles, which might be printed."""
+        i = i if k.parts > 1 else 0
+        others: list[Scored] = []
+        tries = 0
+        while (point := int(k.point[i])) not in k.printed:
+            prices, one = k.prices(point, self.model), k.one(point)
+            choices: dict[str, object] = {n: int(v[0]) for n, v in prices.cost(k.program, one).choices.items()}
+            instead = prices.instead(choices)
+            if instead is None or instead.cost(k.program, one).seconds[0] <= k.seconds[i] + slack:
+                break
+            why = self.refusal(k, point, choices)
+            if why is None:
+                k.printed.add(point)
+                break
+            tries += 1
+            where = alike(k, point, why) if tries < TRIES else at_place(k, i)
+            where = where & self.similar(k, point, prices)
+            where[list(k.printed)] = False
+            k.reprice(where, instead)
+            if not (why.smaller or k.turned or choices.get("warpgroups")):
+                k.turned = True
+                others = self.pricer.one_by_one(k)
+        return others if tries else None
+
+    def refusal(self, k: Scored, point: int, choices: dict[str, object]) -> Refusal | None:
+        """Why the kernel cannot be printed with the tiles of this point and these choices."""
+        self.asked += 1
+        one = k.one(point)
+        sizes = {a: int(v[0]) for a, v in one.extent.items()}
+        axes = {a: Axis(sizes[a], max(int(one.tile[a][0]), 1), role) for a, role in k.roles.items()}
+        kernel = Kernel("k", k.kernel.stores, axes, k.kernel.extents | sizes, choices)
+        try:
+            program = lower(kernel, k.buffers, k.program.compute_dtype)
+        except LoweringError as e:
+            return Refusal(str(e), True)
+        return self.model.refusal(program, k.buffers if self.buffers is None else self.buffers)
+
+    def similar(self, k: Scored, point: int, prices: Prices) -> Array:
+        """Points that have the same kind of schedule as this one."""
+        pipeline = np.broadcast_to(prices.cost(k.program, k.sizes).choices.get("warpgroups", np.zeros(1)) > 0, k.table.shape)
+        return np.asarray((k.by == k.by[point]) & (pipeline == pipeline[point]))
+
+
+def at_place(k: Scored, i: int) -> Array:
+    """Points with the i-th number of parts."""
+    return np.arange(len(k.table)) // (len(k.table) // k.parts) == i
+
+
+def alike(k: Scored, point: int, why: Refusal) -> Array:
+    """Points that are refused, most likely, if the one is: those with larger tiles, or those of whose axes a block sees more than one
+    position where it did there."""
+    tiles = np.stack([np.broadcast_to(t, k.table.shape) for t in k.sizes.tile.values()])
+    at = tiles[:, point : point + 1]
+    like = tiles >= at if why.smaller else (tiles > 1) == (at > 1)
+    return np.asarray(like.all(0))

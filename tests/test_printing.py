@@ -1,0 +1,125 @@
+"""The search knows what the code generator prints: prices are those of the kernels that run (extraction/printing.py)."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from eqsat_neptune.codegen.cuda.arch import cuda_arch
+from eqsat_neptune.codegen.cuda.emit import refusal, schedule_of
+from eqsat_neptune.codegen.cuda.simple import Simple
+from eqsat_neptune.codegen.hip.arch import hip_arch
+from eqsat_neptune.codegen.lower import lower
+from eqsat_neptune.codegen.tile import Contract, TileProgram, walk
+from eqsat_neptune.cost_models import Sizes, machine_for, model_for
+from eqsat_neptune.cost_models.by_element import ByElement
+from eqsat_neptune.cost_models.roofline import Roofline
+from eqsat_neptune.extraction.extract import extract
+from eqsat_neptune.extraction.plan import Axis, Kernel, Plan
+
+import eqsat_neptune as en
+from eqsat_neptune import compiler, egraph
+from eqsat_neptune.programs import CASES
+from eqsat_neptune.targets import Target, parse_target
+
+GPU = "cuda:sm_90a"
+
+
+@functools.cache
+def kernel(name: str, target: str, **extents: int) -> en.Kernel:
+    case = CASES[name]
+    return en.optimize(en.trace(case.function("full"), *case.specs("full", **extents)), target)
+
+
+@functools.cache
+def believing(name: str, **extents: int) -> Plan:
+    """The plan of a search that takes every kernel for printed as it is priced."""
+    case, target, model = CASES[name], parse_target(GPU), Roofline(machine_for(GPU))
+    p = en.trace(case.function("full"), *case.specs("full", **extents))
+    found = egraph.saturate(p, splittable=compiler.splittable(p, target), joins=compiler.joins(p, model))
+    return extract(found.graph, p, model).plan
+
+
+def tiles(k: Kernel, p: Plan) -> TileProgram:
+    return lower(k, p.buffers, p.compute_dtype)
+
+
+def sizes(k: Kernel) -> Sizes:
+    return Sizes(*({a: np.array([float(getattr(x, f))]) for a, x in k.axes.items()} for f in ("tile", "extent")))
+
+
+def arch(target: Target):  # type: ignore[no-untyped-def]
+    return cuda_arch(target.arch) if target.kind == "cuda" else hip_arch(target.arch)
+
+
+def slow(p: Plan, target: str = GPU) -> list[Kernel]:
+    """Kernels with products whose elements go to a thread each."""
+    made = [(k, tiles(k, p)) for k in p.kernels]
+    return [
+        k
+        for k, x in made
+        if any(isinstance(s, Contract) for s in walk(x.body))
+        and isinstance(schedule_of(x, p.buffers, arch(parse_target(target))), Simple)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, target, extents",
+    [
+        ("performer", GPU, {"n": 4096}),
+        ("linear_attention", GPU, {}),
+        ("linear_attention", "hip:gfx1100", {}),
+        ("kernel_sum", GPU, {}),
+        ("kmeans_assign", "hip:gfx942", {}),
+        ("layers2", "hip:gfx942", {}),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_products_do_not_go_one_element_to_a_thread(name: str, target: str, extents: dict[str, int]) -> None:
+    """Believing the price of tiles, the search took kernels for these that cannot be laid out, and take a hundred times as long."""
+    assert not slow(kernel(name, target, **extents).plan, target)
+
+
+def test_a_kernel_by_element_takes_what_was_measured() -> None:
+    """Two kernels of matrix products, the second of which merges parts in its loop: 2,986 µs on an H200."""
+    p = believing("performer", n=4096)
+    (k,) = slow(p)
+    took = ByElement(machine_for(GPU)).cost(tiles(k, p), sizes(k)).seconds[0] + sum(
+        x.cost.seconds for x in p.kernels if x is not k and x.cost
+    )
+    assert 0.8 < took / 2986e-6 < 1.25 and k.cost is not None and k.cost.seconds < took / 100
+
+
+def test_prices_are_those_of_what_is_printed() -> None:
+    """A reduction over one position of three axes at a time has no layout, and its price is by element where it must be one."""
+    k = kernel("linear_attention", GPU)
+    for x in k.plan.kernels:
+        assert x.cost is not None and refusal(tiles(x, k.plan), k.plan.buffers, cuda_arch("sm_90a")) is None
+        again = model_for(GPU).cost(tiles(x, k.plan), sizes(x)).seconds[0]
+        assert again == pytest.approx(x.cost.seconds)
+
+
+def test_short_axes_are_gone_through_one_by_one_where_tiles_have_no_room_for_them() -> None:
+    """Parts of a sum, in the kernel that multiplies with it: tiles of (part, row, column) fit neither rows nor columns."""
+    (k,) = [x for x in kernel("linear_attention", GPU).plan.kernels if "a3.o" in x.axes and x.axes["a3.o"].role == "loop"]
+    p = kernel("linear_attention", GPU).plan
+    assert k.axes["a3.o"].tile == 1 and refusal(tiles(k, p), p.buffers, cuda_arch("sm_90a")) is None
+    n = k.axes["a3.o"].extent
+    whole = replace(k, axes=k.axes | {"a3.o": Axis(n, n, "whole")})
+    assert refusal(tiles(whole, p), p.buffers, cuda_arch("sm_90a")) is not None
+
+
+def test_refusals_say_whether_smaller_tiles_would_do() -> None:
+    p = kernel("linear_attention", GPU).plan
+    k = next(x for x in p.kernels if x.axes.get("a3.o", Axis(1, 1, "")).role == "grid")
+    many = replace(
+        k, axes=k.axes | {"a2": replace(k.axes["a2"], tile=k.axes["a2"].extent), "a3.i": replace(k.axes["a3.i"], tile=1024)}
+    )
+    why = refusal(tiles(many, p), p.buffers, cuda_arch("sm_90a"))
+    assert why is not None and why.smaller and ("registers" in why.reason or "shared memory" in why.reason)
+    joined = next(x for x in p.kernels if x.axes.get("a3.o", Axis(1, 1, "")).role == "loop")
+    n = joined.axes["a3.o"].extent
+    why = refusal(tiles(replace(joined, axes=joined.axes | {"a3.o": Axis(n, n, "whole")}), p), p.buffers, cuda_arch("sm_90a"))
+    assert why is not None and not why.smaller and "merged" in why.reason
