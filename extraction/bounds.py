@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from .. import terms as T
-from ..codegen.lower import constraints_of
+from ..codegen.predicates import constraints_of
 from ..cost_models.base import Sizes
 from ..cost_models.walk import live_share
 from ..terms import Affine, Term
