@@ -381,7 +381,8 @@ _WEIGHTS = {
 
 
 def draw(r: random.Random, dtype: str = "float64", extents: Sequence[int] = (1, 2, 3, 4, 5, 7, 8, 12)) -> Statements:
-    """A program of up to 14 statements.  Most inputs have the dtype, some another one; x0 has it."""
+    """A program of up to 14 statements, some of up to 24, of which those remain that outputs need.  Most inputs have the dtype, some
+    another one; x0 has it."""
     pool = [r.choice(extents) for _ in range(3)]
     mixed = r.random() < 0.25
     inputs: list[Operand] = []
@@ -391,7 +392,8 @@ def draw(r: random.Random, dtype: str = "float64", extents: Sequence[int] = (1, 
             first = inputs[0].shape
             shape = tuple(1 if r.random() < 0.2 else m for m in first[r.randint(0, len(first)) :])
         inputs.append(_operand(r, shape, dtype, n > 0, mixed))
-    return _grown(r, Statements(tuple(inputs), (), ("x0",)), r.randint(5, 14), pool)
+    wanted = r.randint(5, 14) if r.random() < 0.7 else r.randint(12, 24)
+    return _grown(r, Statements(tuple(inputs), (), ("x0",)), wanted, pool)
 
 
 def _operand(r: random.Random, shape: tuple[int, ...], dtype: str, other: bool, mixed: bool) -> Operand:
@@ -484,7 +486,7 @@ def _grown(r: random.Random, start: Statements, wanted: int, extents: Sequence[i
     trace(named(grow, len(start.inputs)), *(i.spec for i in start.inputs))
     values = [f"v{n}" for n, c in enumerate(calls) if c.fn not in TUPLES]
     outputs = [max(values, key=partial(_depth, calls), default="x0") if r.random() < 0.8 or not values else values[-1]]
-    if len(calls) > 1 and r.random() < 0.25:
+    while len(calls) > 1 and len(outputs) < 4 and r.random() < 0.3:
         outputs.append(r.choice(values))
     if broken:
         outputs = [f"v{len(calls) - 1}"]
