@@ -29,6 +29,7 @@ from eqsat_neptune.testing.drawing import draw, mutate
 from eqsat_neptune.testing.fuzz import Fuzzer, alone, keep, load, main, shrink
 from eqsat_neptune.testing.layers import draw_products
 from eqsat_neptune.testing.operands import KINDS, LAYOUTS, Operand, drawn, laid_out
+from eqsat_neptune.testing.rounding import reference
 from eqsat_neptune.testing.statements import FUNCTIONS, REDUCTIONS, ROWWISE, Call, Statements
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
@@ -318,6 +319,24 @@ def test_a_nan_may_vanish_but_not_spread(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(cpu, "CpuRunner", changed(number, change))
         assert run(Case(rows, seed)).kind == "disagreement", number
         monkeypatch.setattr(cpu, "CpuRunner", true)
+
+
+def test_what_is_read_beyond_an_axis_is_nan_on_a_gpu_and_an_error_on_the_cpu() -> None:
+    rows = Statements(
+        (Operand((5, 6), "float32"), Operand((4,), "int32", "below 7")),
+        (Call("take", ("x0", "x1"), (("axis", 0),)), Call("max", ("v0",), (("axis", -1),))),
+        ("v1",),
+    )
+    seed = next(s for s in range(99) if set(cases.arrays(Case(rows, s), rows.trace())[1] > 4) == {True, False})
+    program = rows.trace()
+    values = cases.arrays(Case(rows, seed), program)
+    (want,), (bound,) = reference(program, values, stray=True)
+    assert np.array_equal(np.isnan(want), values[1] > 4) and np.isfinite(bound).all()
+    outcome = run(Case(rows, seed))
+    assert outcome.kind == "refused" and "out of range" in outcome.text
+    if cases_compiler() is not None:
+        outcome = run(Case(rows, seed, target="cuda:sm_80"))
+        assert outcome.kind == "ok", outcome
 
 
 # ------------------------------------------------------------------ planted faults

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..program import Program
+from ..program import FLOATS, Program
 from ..reference import Env, _assembled
 from ..terms import PREDICATES, Term, postorder
 from .conditioning import Approx, step
@@ -31,22 +31,39 @@ def worst(program: Program) -> str:
 
 
 def reference(
-    program: Program, values: Sequence[np.ndarray], dtype: str | None = None
+    program: Program, values: Sequence[np.ndarray], dtype: str | None = None, stray: bool = False
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Outputs in float64, and bounds of what rounding in a dtype (None: the program's least exact one) may do to them: inf where it
     cannot be told.  Rules take inputs for finite, so a NaN among them need not show where arithmetic can make it vanish, as in x − x,
-    but it must where it is only compared or chosen, and nowhere else."""
+    but it must where it is only compared or chosen, and nowhere else.  stray: what is read beyond the end of an axis is NaN, as on a
+    GPU, not an InputError."""
     dtype = dtype or worst(program)
-    odd = any(np.isnan(x.astype(np.float64)).any() for x in values)
+    odd = stray or any(np.isnan(x.astype(np.float64)).any() for x in values)
     env = Env(program.axes, {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)})
     memo: dict[Term, Approx] = {}
     for t in postorder(o.term for o in program.outputs):
         args = [memo[a] for a in t.args]
-        new = _rounded(t, step(t.op, t.attr, args, env), args, env, dtype)
+        one = _gathered(t, args, env) if stray and t.op == "gather" else step(t.op, t.attr, args, env)
+        new = _rounded(t, one, args, env, dtype)
         memo[t] = replace(new, error=np.where(np.isnan(new.x), np.inf, new.error)) if odd and _computes(t) else new
     wants = [_assembled(o, memo[o.term].value, env) for o in program.outputs]
-    exact = [replace(o, dtype="float64") for o in program.outputs]
-    return wants, [_assembled(o, memo[o.term].bound, env) for o in exact]
+    bounds = []
+    for o in program.outputs:
+        axes, bound = memo[o.term].bound
+        if o.dtype not in FLOATS:  # these have no NaN
+            bound = np.where(np.isnan(memo[o.term].x), np.inf, bound)
+        bounds.append(_assembled(replace(o, dtype="float64"), (axes, bound), env))
+    return wants, bounds
+
+
+def _gathered(t: Term, args: Sequence[Approx], env: Env) -> Approx:
+    """A gather that gives NaN at positions that do not exist."""
+    x, at = args
+    last = env.size(t.attr) - 1  # type: ignore[arg-type]
+    exists = (at.x >= 0) & (at.x <= last)
+    new = step(t.op, t.attr, [x, replace(at, x=np.clip(np.nan_to_num(at.x), 0, last))], env)
+    there = np.broadcast_to(env.expand((at.axes, exists), new.axes), new.x.shape)
+    return Approx(new.axes, np.where(there, new.x, np.nan), np.where(there, new.error, 0.0))
 
 
 def _computes(t: Term) -> bool:
