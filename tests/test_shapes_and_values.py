@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,22 +22,30 @@ from eqsat_neptune.codegen.cuda import emulate
 from eqsat_neptune.codegen.cuda.arch import emulator_arch
 from eqsat_neptune.codegen.cuda.emit import emit
 from eqsat_neptune.codegen.lower import lower
-from eqsat_neptune.cost_models import Cpu, model_for
-from eqsat_neptune.cost_models.host import HostModel
-from eqsat_neptune.cost_models.machines import H200
-from eqsat_neptune.cost_models.roofline import Roofline
+from eqsat_neptune.cost_models import model_for
 from eqsat_neptune.extraction.extract import extract
-from eqsat_neptune.extraction.plan import Plan
 
 import eqsat_neptune as en
 from eqsat_neptune import egraph, xp
 from eqsat_neptune.errors import InputError, ShapeError
 from eqsat_neptune.program import Program
-from eqsat_neptune.programs import CASES, scores, softmax
+from eqsat_neptune.programs import CASES
 from eqsat_neptune.runtime.cpu import CpuRunner
 from eqsat_neptune.scores import may_be_masked
-from eqsat_neptune.terms import postorder
 from eqsat_neptune.testing import check_graph
+from eqsat_neptune.testing.masked import (
+    BY_INPUT,
+    BY_POSITION,
+    added,
+    bottom_right_causal,
+    chosen,
+    gradient,
+    gradient_of_values,
+    large_but_finite,
+    logsumexp_written_out,
+    masks,
+)
+from eqsat_neptune.testing.small_tiles import SmallTilesOnCpu, SmallTilesOnGpu, plans
 
 OPERATORS = [c.name for c in CASES.values() if c.section == "A"]
 TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.2e-2, "float8_e4m3fn": 0.1, "float8_e5m2": 0.2}
@@ -82,46 +90,7 @@ def as_tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
-# ------------------------------------------------------------------ plans with ragged tiles, loops and splits at small sizes
-
-
-class SmallTiles:
-    """Long axes are streamed in small tiles, and may be split."""
-
-    long, sizes = 12, (4, 8)
-
-    def roles(self, extent: int, contracted: bool) -> tuple[str, ...]:
-        return ("loop",) if extent > self.long else ("whole",)
-
-    def splits(self, extent: int) -> tuple[int, ...]:
-        return (2, 3) if extent > self.long else ()
-
-    def tiles(self, program: Any, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        return {
-            a: (max(extents[a], 1),)
-            if x.role == "whole"
-            else tuple(t for t in self.sizes if t <= extents[a]) or (max(extents[a], 1),)
-            for a, x in program.axes.items()
-        }
-
-
-class SmallTilesOnCpu(SmallTiles, HostModel):
-    def __init__(self) -> None:
-        super().__init__(Cpu("small tiles", 8, launch=1e-6, block=1e-9, call=1e-9, memory_block=3e3))
-
-
-class SmallTilesOnGpu(SmallTiles, Roofline):
-    long, sizes = 16, (16,)
-
-    def __init__(self) -> None:
-        super().__init__(replace(H200, launch=1e-6, block=1e-9, step=1e-9, latency=1e-9, sms=4))
-
-
-def plans(p: Program, model: Any, losers: int = 1) -> list[Plan]:
-    """The best plan and the next ones."""
-    split = [t.attr[1] for t in postorder(o.term for o in p.outputs) if t.op == "red" and p.axes[t.attr[1]] > model.long]
-    found = extract(egraph.saturate(p, splittable=dict.fromkeys(split)).graph, p, model)
-    return [found.plan, *(c.plan for c in found.candidates[:losers])]
+# ------------------------------------------------------------------ running
 
 
 def traced(fn: Callable[..., Any], specs: Sequence[en.TensorSpec]) -> Program:
@@ -339,120 +308,6 @@ def test_values_emulated(operator: str, dtype: str) -> None:
 # ------------------------------------------------------------------ masks
 
 
-def positions(s: Any) -> Any:
-    """Key's place minus query's, the last query beside the last key."""
-    return xp.arange(s.shape[-1]) - xp.arange(s.shape[-2])[:, None] - (s.shape[-1] - s.shape[-2])
-
-
-def bottom_right_causal(q: Any, k: Any, v: Any) -> Any:
-    s = scores(q, k)
-    return softmax(xp.where(positions(s) <= 0, s, -xp.inf)) @ v
-
-
-def bottom_right_window(q: Any, k: Any, v: Any) -> Any:
-    s = scores(q, k)
-    return softmax(xp.where((positions(s) <= 0) & (positions(s) > -4), s, -xp.inf)) @ v
-
-
-def late_keys_only(q: Any, k: Any, v: Any) -> Any:
-    s = scores(q, k)
-    return softmax(xp.where(xp.arange(s.shape[-1]) >= 9, s, -xp.inf)) @ v
-
-
-def no_key(q: Any, k: Any, v: Any) -> Any:
-    s = scores(q, k)
-    return softmax(xp.where(xp.arange(s.shape[-1]) < 0, s, -xp.inf)) @ v
-
-
-def single_key(q: Any, k: Any, v: Any) -> Any:
-    s = scores(q, k)
-    return softmax(xp.where(xp.arange(s.shape[-1]) == s.shape[-1] - 2, s, -xp.inf)) @ v
-
-
-BY_POSITION = [bottom_right_causal, bottom_right_window, late_keys_only, no_key, single_key]
-
-
-def added(q: Any, k: Any, v: Any, m: Any) -> Any:
-    return softmax(scores(q, k) + m) @ v
-
-
-def with_logsumexp(q: Any, k: Any, v: Any, m: Any) -> Any:
-    s = scores(q, k) + m
-    return softmax(s) @ v, xp.logsumexp(s, axis=-1)
-
-
-def logsumexp_written_out(q: Any, k: Any, v: Any, m: Any) -> Any:
-    """NaN for a row without keys, as in NumPy; `xp.logsumexp` gives −inf."""
-    s = scores(q, k) + m
-    top = xp.max(s, axis=-1, keepdims=True)
-    return xp.squeeze(top, -1) + xp.log(xp.sum(xp.exp(s - top), axis=-1))
-
-
-def zero_without_keys(q: Any, k: Any, v: Any, m: Any) -> Any:
-    s = scores(q, k) + m
-    top = xp.max(s, axis=-1, keepdims=True)
-    e = xp.exp(s - xp.where(xp.isfinite(top), top, 0.0))
-    total = xp.sum(e, axis=-1, keepdims=True)
-    return e @ v / xp.where(total == 0, 1.0, total)
-
-
-def off_by_one(q: Any, k: Any, v: Any, m: Any) -> Any:
-    s = scores(q, k) + m
-    top = xp.maximum(xp.max(s, axis=-1, keepdims=True), 0.0)
-    e = xp.exp(s - top)
-    return e @ v / (xp.sum(e, axis=-1, keepdims=True) + xp.exp(-top))
-
-
-def sigmoid(q: Any, k: Any, v: Any, m: Any) -> Any:
-    return (1 / (1 + xp.exp(-(scores(q, k) + m)))) @ v
-
-
-def chosen(q: Any, k: Any, v: Any, m: Any) -> Any:
-    return softmax(xp.where(m > -1e30, scores(q, k), -xp.inf)) @ v
-
-
-def large_but_finite(q: Any, k: Any, v: Any, m: Any) -> Any:
-    return softmax(xp.where(m > -1e30, scores(q, k), -1e30)) @ v
-
-
-def capped(q: Any, k: Any, v: Any, m: Any) -> Any:
-    return softmax(50 * xp.tanh(scores(q, k) / 50) + m) @ v
-
-
-def gradient(q: Any, k: Any, v: Any, m: Any) -> Any:
-    p = softmax(scores(q, k) + m)
-    dp = q @ v.mT
-    return (p * (dp - xp.sum(p * dp, axis=-1, keepdims=True))) @ k
-
-
-BY_INPUT = [
-    added, with_logsumexp, logsumexp_written_out, zero_without_keys, off_by_one, sigmoid, chosen, large_but_finite, capped, gradient,
-]  # fmt: skip
-
-
-def masks(nq: int, nk: int) -> Iterator[tuple[str, np.ndarray]]:
-    rng = np.random.default_rng(5)
-    hole = -np.inf
-
-    def change(place: Any, value: float, of: float = 0.0) -> np.ndarray:
-        m = np.full((nq, nk), of, np.float32)
-        m[place] = value
-        return m
-
-    rows, keys = np.arange(nq), rng.integers(0, nk, nq)
-    yield "nothing masked", change((), 0.0)
-    yield "all masked", change((), hole)
-    yield "first tile masked", change((slice(None), slice(0, 9)), hole)
-    yield "only the first tile", change((slice(None), slice(9, None)), hole)
-    yield "whole rows", change([0, nq // 2], hole)
-    yield "one key a row", change((rows, keys), 0.0, hole)
-    yield "at random", np.where((rng.random((nq, nk)) < 0.6) | (rows == 1)[:, None], hole, 0).astype(np.float32)
-    yield "±1e4", np.where(rng.random((nq, nk)) < 0.6, -1e4, 1e4).astype(np.float32)
-    yield "NaN for a key", change((slice(None), 5), np.nan)
-    yield "inf", change((2, 5), np.inf)
-    yield "nothing but a NaN", change((2, 5), np.nan, hole)
-
-
 SIZES = [(11, 27), (27, 11)]
 
 
@@ -464,7 +319,7 @@ def test_masks_by_position(fn: Callable[..., Any], nq: int, nk: int) -> None:
 
 
 @pytest.mark.parametrize("nq, nk", SIZES)
-@pytest.mark.parametrize("fn", some(BY_INPUT, BY_INPUT[:3]))
+@pytest.mark.parametrize("fn", some(BY_INPUT, [*BY_INPUT[:3], gradient_of_values]))
 def test_masks_by_input(fn: Callable[..., Any], nq: int, nk: int) -> None:
     specs = [en.TensorSpec((2, n, 4)) for n in (nq, nk, nk)]
     on_cpu(fn, [*specs, en.TensorSpec((nq, nk))], [(name, [*drawn(specs), m]) for name, m in masks(nq, nk)])
@@ -472,7 +327,7 @@ def test_masks_by_input(fn: Callable[..., Any], nq: int, nk: int) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("nq, nk", [pytest.param(11, 43), pytest.param(43, 11, marks=slow)])
-@pytest.mark.parametrize("fn", some([*BY_POSITION, *BY_INPUT], [bottom_right_causal, logsumexp_written_out]))
+@pytest.mark.parametrize("fn", some([*BY_POSITION, *BY_INPUT], [bottom_right_causal, logsumexp_written_out, gradient_of_values]))
 def test_masks_emulated(fn: Callable[..., Any], nq: int, nk: int) -> None:
     specs = [en.TensorSpec((2, n, 16), "bfloat16") for n in (nq, nk, nk)]
     if fn in BY_POSITION:
