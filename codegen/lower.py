@@ -19,6 +19,7 @@ from .folds import FoldState
 from .monoids import fold_needs, negated
 from .placing import LoweringError, Path
 from .predicates import Vanishing, nothing_outside, predicate_of
+from .real import Real
 from .statements import Statements
 from .tile import Carry, Gather, Iota, Load, Loop, Mask, Store, TileProgram, Value, live
 
@@ -34,6 +35,7 @@ class Lowering(Statements):
         self.buffers, self.dtype = buffers, compute_dtype
         self.made: set[Path] = set()
         self.vanish_memo: Vanishing = {}
+        self.real = Real(buffers, kernel.extents)
         self.reads: dict[str, None] = {}
         self.row_memo: dict[Term, bool] = {}
 
@@ -211,7 +213,7 @@ class Lowering(Statements):
                 self.values[m, p] = self.reduction(m, here, carries, moved)
             else:
                 self.member(m, here)
-        nothing = (nothing_outside(m, self.vanish_memo) if isinstance(m, Term) else frozenset() for m in self.members[here])
+        nothing = (nothing_outside(m, self.vanish_memo, self.real) if isinstance(m, Term) else frozenset() for m in self.members[here])
         skips = sorted(frozenset.intersection(*nothing), key=str)
         self.blocks[p].append(Loop(axis, tuple(carries.values()), tuple(body), tuple(map(self.globally, skips))))
         for m, state in moved.items():

@@ -6,12 +6,13 @@ of; of anything else, those outside of which it is a given value.  Loops then sk
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .. import terms as T
 from ..terms import REDUCTIONS as IDENTITY
 from ..terms import Affine, Term
 from .monoids import fold_needs, is_payload
+from .real import Real
 
 
 def affine_of(t: Term) -> Affine | None:
@@ -81,16 +82,24 @@ _KEEPS_ZERO = frozenset(
 Vanishing = dict[tuple[Term, float], frozenset[Affine]]
 
 
-def vanishing(t: Term, to: float, memo: Vanishing) -> frozenset[Affine]:
-    """Constraints each of which, where it is negative, makes `t` equal to `to` (0, −inf or inf).  A factor 0 wins."""
+def vanishing(t: Term, to: float, memo: Vanishing, real: Real) -> frozenset[Affine]:
+    """Constraints each of which, where it is negative, makes `t` equal to `to` (0, −inf or inf): a factor 0 beside real numbers, a
+    term −inf beside what is no +inf.  A row without any key has a statistic −inf, and what the source makes of it, NaN, may show far
+    beyond the row: in a sum over the rows."""
     for x in T.postorder([t]) if (t, to) not in memo else ():
         for value in (0.0, -math.inf, math.inf):
             if (x, value) not in memo:
-                memo[x, value] = _vanishing(x, value, memo)
+                memo[x, value] = _vanishing(x, value, memo, real)
     return memo.get((t, to), frozenset())
 
 
-def _vanishing(t: Term, to: float, memo: Vanishing) -> frozenset[Affine]:
+def _vanishing(t: Term, to: float, memo: Vanishing, real: Real) -> frozenset[Affine]:
+    def any_of(args: tuple[Term, ...], to: float, harmless: Callable[[Term], bool]) -> frozenset[Affine]:
+        """Those by which one of the arguments becomes `to`, where all others do too or are harmless beside it."""
+        wild = [memo[a, to] for a in args if not harmless(a)]
+        some = frozenset().union(*(memo[a, to] for a in args))
+        return some.intersection(*wild)
+
     def all_of(args: Iterable[Term], to: float) -> frozenset[Affine]:
         sets = [memo[a, to] for a in args]
         return frozenset.intersection(*sets) if sets else frozenset()
@@ -101,10 +110,10 @@ def _vanishing(t: Term, to: float, memo: Vanishing) -> frozenset[Affine]:
             hit = memo[x, to]
             return hit | _known(c) if T.is_num(y, to) else hit & memo[y, to]
         case "add", _:
-            return all_of(t.args, 0.0) if to == 0 else frozenset().union(*(memo[a, to] for a in t.args))
+            return all_of(t.args, 0.0) if to == 0 else any_of(t.args, to, real.below if to < 0 else real.finite)
         case "mul", _:
             if to == 0:
-                return frozenset().union(*(memo[a, 0.0] for a in t.args))
+                return any_of(t.args, 0.0, real.finite)
             scale = [a.attr for a in t.args if a.op == "num"]
             rest = [a for a in t.args if a.op != "num"]
             if len(rest) == 1 and scale and all(scale):
@@ -127,18 +136,18 @@ def _vanishing(t: Term, to: float, memo: Vanishing) -> frozenset[Affine]:
     return frozenset()
 
 
-def nothing_outside(t: Term, memo: Vanishing) -> frozenset[Affine]:
+def nothing_outside(t: Term, memo: Vanishing, real: Real) -> frozenset[Affine]:
     """Constraints outside of which an element adds nothing to this reduction."""
     if t.op == "red":
-        return vanishing(t.args[0], IDENTITY[t.attr[0]], memo)
+        return vanishing(t.args[0], IDENTITY[t.attr[0]], memo, real)
     h, comp, _ = t.attr
     ps, xs = fold_needs(h, comp, t.args)
     named = [p for p in ps if isinstance(h.pivots[p], str)]
-    sets = [vanishing(t.args[p], IDENTITY[h.pivots[p]], memo) for p in named]
-    sets += [vanishing(t.args[p], IDENTITY[h.pivots[p][2]], memo) for p in ps if is_payload(h.pivots[p])]
+    sets = [vanishing(t.args[p], IDENTITY[h.pivots[p]], memo, real) for p in named]
+    sets += [vanishing(t.args[p], IDENTITY[h.pivots[p][2]], memo, real) for p in ps if is_payload(h.pivots[p])]
     for i in xs:  # what no such pivot weighs must be 0 itself
         for j, e in h.coef[i]:
             x = t.args[len(h.pivots) + j]
             if j in xs and not T.is_num(x, 0.0) and not {f"r{p}" for p in named} & set(T.variables(e)):
-                sets.append(vanishing(x, 0.0, memo))
+                sets.append(vanishing(x, 0.0, memo, real))
     return frozenset.intersection(*sets) if sets else frozenset()

@@ -16,7 +16,7 @@ from ..extraction.plan import Axis, Buffer, Cost, Kernel, Plan, Store
 from ..program import DTYPES, Input, Output, Program
 from ..terms import BINARY, REDUCTIONS, UNARY, Affine, Monoid, Term, make, variables
 
-FORMAT = 1
+FORMAT = 2
 
 
 def to_json(value: Plan | Kernel | Program) -> str:
@@ -343,7 +343,9 @@ def _axis_wrong(a: Axis) -> str | None:
 
 
 axis = checked(record(Axis, extent=natural, tile=natural, role=one_of("grid", "loop", "whole")), _axis_wrong)
-buffer = record(Buffer, name=name, shape=shape, dtype=dtype, kind=one_of("input", "output", "temp"), axes=sequence(name))
+kind = one_of("input", "output", "temp")
+known = sequence(one_of("finite", "nonzero", "nonneg"))
+buffer = record(Buffer, name=name, shape=shape, dtype=dtype, kind=kind, axes=sequence(name), known=known)
 cost = record(Cost, seconds=number, parts=mapping(number), bound=text, detail=mapping(data))
 kernel = record(
     Kernel,

@@ -50,20 +50,22 @@ class Builder:
             else:
                 axes = sorted(self.classes.graph.free[c], key=order.__getitem__)
                 shape = tuple(program.axes[a] for a in axes)
-                self.stored[c] = Memory(f"t{self._temps}", shape, self.classes.dtype(c), tuple(map(T.axis_index, axes)))
+                index = tuple(map(T.axis_index, axes))
+                self.stored[c] = Memory(f"t{self._temps}", shape, self.classes.dtype(c), index, self.classes.known(c))
                 self._temps += 1
 
     def _outputs(self, c: int) -> tuple[Memory, ...]:
         """Arrays of the program that a class fills."""
         axes = self.classes.program.axes
-        return tuple(Memory(f"out{i}", o.shape, o.dtype, o.index(axes)) for i, o in self.classes.outputs.get(c, ()))
+        return tuple(Memory(f"out{i}", o.shape, o.dtype, o.index(axes), self.classes.known(c)) for i, o in self.classes.outputs.get(c, ()))
 
     def plan(self, choices: list[Choice]) -> tuple[Plan, tuple[str, ...], dict[int, tuple[Node, ...]]]:
         """The plan of one choice for each region, the forms of its outputs, and the e-nodes that it takes for each class: that of
         the first kernel that has it, and others by which later ones do."""
         program = self.classes.program
         kernels: list[Kernel] = []
-        buffers: dict[str, Buffer] = {i.name: Buffer(i.name, i.shape, i.dtype, "input") for i in program.inputs}
+        known = self.classes.known_of_inputs
+        buffers = {i.name: Buffer(i.name, i.shape, i.dtype, "input", known=known.get(i.name, ())) for i in program.inputs}
         chosen: dict[int, dict[Node, None]] = {}
         temps = self._temps
         for part, choice in zip(self.parts, choices):
@@ -101,7 +103,7 @@ class Builder:
         for c in (c for k in choice.kernels for c in k.roots if c not in memory):
             dims = region.order(region.free[c])
             index = tuple(T.axis_index(axis(a)) for a in dims)
-            memory[c] = Memory(f"t{temps + made}", tuple(map(extent, dims)), region.dtype[c], index)
+            memory[c] = Memory(f"t{temps + made}", tuple(map(extent, dims)), region.dtype[c], index, region.known[c])
             made += 1
         return Names(axis, binding.inputs.__getitem__, memory.__getitem__), made
 
@@ -112,7 +114,7 @@ class Builder:
             outputs = self._outputs(part.binding.classes[c]) if c in region.outputs else ()
             for m in outputs or (names.memory(c),):
                 dims = () if outputs else tuple(ix.axes[0] for ix in m.index)
-                buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "output" if outputs else "temp", dims))
+                buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "output" if outputs else "temp", dims, m.known))
         tiles, sizes, price = k.at(choice.part, self.model)
         occurring = {T.base(a) for s in stores for a in (*_axes_of(s.term), *(a for ix in s.index for a in ix.axes))}
         extents = {axis(a): n for a, n in region.extents.items() if axis(a) in occurring}

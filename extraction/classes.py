@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .. import terms as T
+from ..codegen.real import FINITE, NONNEG, NONZERO, Real
 from ..graph import Graph, Node
 from ..program import DTYPES, FLOATS, Output, Program, range_of
 from ..rules.payloads import is_payload
+from .plan import Buffer
 
 HALF = ("bfloat16", "float16")
 # functions that make much of a little rounding: steep ones, and those that jump
@@ -52,18 +54,20 @@ class Classes:
 
     def term(self, c: int) -> T.Term:
         """The smallest usable term of a class."""
-        out: dict[int, T.Term] = {}
+        out = self._terms
         stack = [c]
         while stack:
-            d = stack[-1]
-            n = self.least[d][1]
+            n = self.least[stack[-1]][1]
             missing = [a for a in n.args if a not in out]
             if missing:
                 stack += missing
             else:
-                out[d] = T.make(n.op, n.attr, [out[a] for a in n.args])
-                stack.pop()
+                out[stack.pop()] = T.make(n.op, n.attr, [out[a] for a in n.args])
         return out[c]
+
+    @cached_property
+    def _terms(self) -> dict[int, T.Term]:
+        return {}
 
     @cached_property
     def source(self) -> dict[int, Node]:
@@ -268,6 +272,30 @@ class Classes:
         if m.op != "mul" or not any((kept & free[a]) - free[b] and (kept & free[b]) - free[a] for a in m.args for b in m.args):
             return 0.0
         return 2.0 * self.elements(body)
+
+    # ---- what lies in memory
+    def known(self, c: int) -> tuple[str, ...]:
+        """What is known of the elements of a class, as `plan.Buffer` has it."""
+        facts = self._real.facts(self.term(c))
+        finite = FINITE in facts or self.graph.has(c, "finite")
+        nonzero = NONZERO in facts or self.graph.has(c, "nonzero")  # or NaN, says the graph
+        nonneg = NONNEG in facts or self.graph.interval(c)[0] >= 0
+        return tuple(f for f, holds in ((FINITE, finite), (NONZERO, finite and nonzero), (NONNEG, finite and nonneg)) if holds)
+
+    @cached_property
+    def known_of_inputs(self) -> dict[str, tuple[str, ...]]:
+        """The same of the program's inputs."""
+        return {n: b.known for n, b in self._real.buffers.items()}
+
+    @cached_property
+    def _real(self) -> Real:
+        known: dict[str, tuple[str, ...]] = {}
+        for c, ns in self.nodes.items():
+            for name in (n.attr[0] for n in ns if n.op == "input"):  # type: ignore[index]
+                facts = [f for f in (FINITE, NONZERO) if self.graph.has(c, f)]
+                known[name] = tuple(f for f in facts if f in known.get(name, facts))
+        buffers = {i.name: Buffer(i.name, i.shape, i.dtype, "input", known=known.get(i.name, ())) for i in self.program.inputs}
+        return Real(buffers, self.program.axes)
 
     # ---- extents
     def elements(self, c: int) -> int:

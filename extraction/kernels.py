@@ -144,7 +144,7 @@ class Pricer:
         axes = self.r.order(self.r.free[c])
         # of parts as many as there may be: models take no more to be read than an array has
         shape = tuple(self.extent(a) if not a.endswith(".o") else self.r.extents.get(a[:-2], self.extent(a)) for a in axes)
-        return Memory(f"t{c}", shape, self.r.dtype[c], tuple(T.axis_index(a) for a in axes))
+        return Memory(f"t{c}", shape, self.r.dtype[c], tuple(map(T.axis_index, axes)), self.r.known[c])
 
     def extent(self, axis: str) -> int:
         """Extent of an axis; of parts, a stand-in."""

@@ -24,13 +24,16 @@ from ..terms import Index, Term
 
 @dataclass(frozen=True)
 class Buffer:
-    """Something in memory.  kind: "input", "output" or "temp".  A temp's dimensions are single axes in the order of `axes`."""
+    """Something in memory.  kind: "input", "output" or "temp".  A temp's dimensions are single axes in the order of `axes`.
+    known: "finite", if all its elements are real numbers (of an input: it is no score that may be −∞); "nonzero": none is 0;
+    "nonneg": none is negative."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     kind: str
     axes: tuple[str, ...] = ()
+    known: tuple[str, ...] = ("finite",)
 
     @property
     def size(self) -> int:

@@ -20,12 +20,13 @@ ROUNDS = 6  # how deep the hash of a class looks
 
 @dataclass(frozen=True)
 class Memory:
-    """An array that a region reads or writes: an input, or a class that some kernel stores."""
+    """An array that a region reads or writes: an input, or a class that some kernel stores.  known: as of `plan.Buffer`."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     index: Index  # where the element at given axes lies
+    known: tuple[str, ...] = ()
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Region:
     cut         may the class be stored
     read        may it be read back from there
     dtype       its type in memory
+    known     what is known of its elements, as of `plan.Buffer`
     outputs     root → arrays of the program that it must fill (others get a buffer of their own)
     """
 
@@ -47,6 +49,7 @@ class Region:
     read: list[bool]
     source: list[bool]
     dtype: list[str]
+    known: list[tuple[str, ...]]
     extents: dict[str, int]
     inputs: dict[str, Memory]
     outputs: dict[int, tuple[Memory, ...]]
@@ -116,7 +119,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
     leaf_names: dict[int, str] = {}
 
     def memory(m: Memory, name: str) -> Memory:
-        return Memory(name, m.shape, m.dtype, tuple(map(affine, m.index)))
+        return Memory(name, m.shape, m.dtype, tuple(map(affine, m.index)), m.known)
 
     def attr(n: Node) -> object:
         match n.op:
@@ -145,7 +148,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
     order_of = {c: i for i, c in enumerate(sorted(classes, key=lambda c: (cl.size(c), whole[c], number[c])))}
     outputs = {
         number[c]: tuple(
-            Memory(f"o{i}", o.shape, o.dtype, tuple(map(affine, o.index(cl.program.axes))))
+            Memory(f"o{i}", o.shape, o.dtype, tuple(map(affine, o.index(cl.program.axes))), cl.known(c))
             for i, (_, o) in enumerate(cl.outputs[c])
         )
         for c in cone.roots
@@ -161,8 +164,9 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
         [(c in cl.materialisable or c in cone.roots) and cl.readable(c) for c in classes],
         [c in cl.source for c in classes],
         [cl.dtype(c) for c in classes],
+        [cl.known(c) if c in cl.materialisable or c in cone.roots else () for c in classes],
         {names[a]: cl.program.axes[a] for a in used},
-        {buffers[x]: Memory(buffers[x], ins[x].shape, ins[x].dtype, ()) for x in arrays},
+        {buffers[x]: Memory(buffers[x], ins[x].shape, ins[x].dtype, (), cl.known_of_inputs[x]) for x in arrays},
         outputs,
         cl.half,
         cl.program.compute_dtype,
@@ -176,6 +180,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
         tuple(region.read),
         tuple(region.source),
         tuple(region.dtype),
+        tuple(region.known),
         tuple(sorted(region.extents.items())),
         tuple(region.inputs.values()),
         tuple(sorted(region.outputs.items())),

@@ -179,11 +179,11 @@ def stores_of(
         term = terms.of(r)
         for m in region.outputs.get(r) or (names.memory(r),):
             stores.append(Store(m.name, term, m.index))
-            buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "output" if r in region.outputs else "temp")
+            buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "output" if r in region.outputs else "temp", known=m.known)
     for m in region.inputs.values():
-        buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "input")
+        buffers[m.name] = Buffer(m.name, m.shape, m.dtype, "input", known=m.known)
     for c in range(len(region.nodes)):
         if region.stored(c) is not None or state.leaves >> c & 1:
             m = names.memory(c)
-            buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "temp"))
+            buffers.setdefault(m.name, Buffer(m.name, m.shape, m.dtype, "temp", known=m.known))
     return tuple(stores), buffers
