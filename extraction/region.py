@@ -165,7 +165,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
         [c in cl.source for c in classes],
         [cl.dtype(c) for c in classes],
         [cl.known(c) if c in cl.materialisable or c in cone.roots else () for c in classes],
-        {names[a]: cl.program.axes[a] for a in used},
+        {name: cl.program.axes[a] for a, name in names.items()},
         {buffers[x]: Memory(buffers[x], ins[x].shape, ins[x].dtype, (), cl.known_of_inputs[x]) for x in arrays},
         outputs,
         cl.half,

@@ -441,9 +441,9 @@ def test_names_change_nothing_but_names() -> None:
 def test_same_plan_in_every_process() -> None:
     code = (
         "import eqsat_neptune as en; from eqsat_neptune import egraph; from eqsat_neptune.programs import CASES;"
-        "from eqsat_neptune.extraction.extract import extract; from eqsat_neptune.cost_models import model_for;"
+        "from eqsat_neptune.extraction.extract import extract; from eqsat_neptune.cost_models import model_for; from eqsat_neptune.codegen.serial import to_json;"
         "c = CASES['rmsnorm_diamond']; p = en.trace(c.function(), *c.specs());"
-        "x = extract(egraph.saturate(p).graph, p, model_for('cuda:sm_80')); print(x.plan, [str(c.plan) for c in x.candidates])"
+        "x = extract(egraph.saturate(p).graph, p, model_for('cuda:sm_80')); print(x.plan, to_json(x.plan), [str(c.plan) for c in x.candidates])"
     )
     runs = [
         subprocess.run(
