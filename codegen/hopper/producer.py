@@ -48,10 +48,10 @@ class Producer(Rings):
             if pipe.dynamic:
                 t(f"int next = {total};")
             # asked late, so that who is done first has the next; the last copies hide the trip to memory
-            self.fill(rings, first, end, f"next = {following};" if pipe.dynamic else "")
+            self.copy_work(rings, first, end, f"next = {following};" if pipe.dynamic else "")
             t(f"work = {'next' if pipe.dynamic else following};")
 
-    def fill(self, rings: Mapping[int, str], first: str, end: str, late: str) -> None:
+    def copy_work(self, rings: Mapping[int, str], first: str, end: str, late: str) -> None:
         """All copies of one work; tiles of early products come one iteration ahead of the others.  late: what goes beside the last."""
         t, pipe = self.t, self.pipe
         fixed = [v for v, x in self.s.tiles.items() if x.loop is None]
