@@ -77,10 +77,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a code generator cannot print a kernel as the model has it.  smaller: with smaller tiles it might."""
+    """Why a code generator cannot print a kernel as the model has it.  smaller: with smaller tiles it might.  crowded: with more of a
+    grid's axes in a block too, because more threads share the rest."""
 
     reason: str
     smaller: bool
+    crowded: bool = False
 
 
 # what a code generator says of a kernel of a program with these buffers

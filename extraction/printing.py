@@ -17,7 +17,7 @@ from ..cost_models.base import Array, CostModel, Prices, Refusal
 from .kernels import Pricer, Scored
 from .plan import Axis, Buffer, Kernel
 
-TRIES = 6  # tiles asked for before all of them are taken for refused
+TRIES = 12  # tiles asked for before all of them are taken for refused
 
 
 class Printing:
@@ -78,9 +78,12 @@ def at_place(k: Scored, i: int) -> Array:
 
 
 def alike(k: Scored, point: int, why: Refusal) -> Array:
-    """Points that are refused, most likely, if the one is: those with larger tiles, or those of whose axes a block sees more than one
-    position where it did there."""
+    """Points that are refused, most likely, if the one is: those with larger tiles (where threads are crowded: inside, of as many rows),
+    or those of whose axes a block sees more than one position where it did there."""
     tiles = np.stack([np.broadcast_to(t, k.table.shape) for t in k.sizes.tile.values()])
     at = tiles[:, point : point + 1]
     like = tiles >= at if why.smaller else (tiles > 1) == (at > 1)
+    if why.crowded:
+        rows = np.array([k.roles[a] == "grid" for a in k.sizes.tile])
+        like &= (tiles == at) | ~rows[:, None]
     return np.asarray(like.all(0))

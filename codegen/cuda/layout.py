@@ -29,6 +29,10 @@ class TooLarge(Unsupported):
     """… with tiles of this size; with smaller ones it may."""
 
 
+class Crowded(TooLarge):
+    """… in the registers of this many threads; more rows, which more warps take, may have room as well."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Axes flattened row-major on one side, spread over `warps` warps.

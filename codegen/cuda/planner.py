@@ -26,7 +26,7 @@ from ..tile import (
 )
 from .arch import Arch
 from .kernel import implied
-from .layout import TooLarge, Unsupported
+from .layout import Crowded, TooLarge, Unsupported
 from .placement import Placement
 from .schedule import ContractPlan, Precision, Schedule, TilePlan, staged_shape, tile_bytes
 from .simplify import fold_exponentials
@@ -55,7 +55,6 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
         if UNIT not in planner.forced:
             break
     raise next((e for e in refusals if isinstance(e, TooLarge)), refusals[0])
-
 
 
 VECTOR_REGISTERS = 24  # that a thread needs beside its values; a compiler that may take more loads farther ahead
@@ -166,7 +165,7 @@ class Planner(Placement):
             o.registers > (480 if self.kind == "fragment" else arch.most_registers)
             or (o.registers + 24) * o.threads > 2 * arch.registers
         ):
-            raise TooLarge(f"about {o.registers} registers a thread for {o.threads} threads")
+            raise Crowded(f"about {o.registers} registers a thread for {o.threads} threads")
         need = o.registers + (72 if self.kind == "fragment" else VECTOR_REGISTERS)
         blocks = min(
             arch.shared_sm // (o.shared + 1024),
