@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -129,7 +129,7 @@ class Roofline:
             out[a] = tuple(sorted(sizes))
         return out
 
-    def _shares(self, b: Block, loops: list[W.Iterations], sizes: Sizes, warps: int) -> Array:
+    def _shares(self, b: Block, loops: list[W.Iterations], sizes: Sizes, warps: Array) -> Array:
         """Where do the warps share a loop's tiles, each with results of its own?  (codegen/cuda/warps.py decides.)"""
         if len(loops) != 1 or not np.any(b.results > 0):
             return np.zeros(1, bool)
@@ -138,7 +138,7 @@ class Roofline:
 
     def _clusters(self, b: Block, loops: list[W.Iterations], sizes: Sizes) -> tuple[int, ...]:
         """Numbers of blocks, more than one, that may share a loop's tiles somewhere."""
-        return self.machine.clusters if any(np.any(self._shares(b, loops, sizes, w)) for w in WARPS) else ()
+        return self.machine.clusters if np.any(self._shares(b, loops, sizes, np.array(WARPS)[:, None])) else ()
 
     def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array, share: Array) -> Array:
         """Seconds for a byte from memory: whole waves of resident blocks, then the last one, whose fewer blocks may have too few bytes
@@ -152,7 +152,9 @@ class Roofline:
         def rate(n: Array) -> Array:
             active = np.clip(n, 1.0, m.sms)
             pull = np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / (m.latency + piece / m.pull))
-            return ((active * pull * share) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
+            asked = active * pull * share / m.dram
+            square = asked * asked
+            return m.dram / np.sqrt(np.sqrt(1.0 / (square * square) + 1.0))  # near the bend there is less than either
 
         return (whole / rate(np.minimum(blocks, room)) + last / rate(last)) / blocks
 
@@ -190,10 +192,31 @@ class Roofline:
         share_of_memory = np.clip(dram / np.maximum(l2 * blocks, 1.0), 1e-3, 1.0)
         whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special)]
         rows: list[tuple[int, int, int, int, Array, dict[str, Array]]] = []
-        for warps, cluster in itertools.product(WARPS, (1, *self._clusters(b, loops, sizes))):
-            threads = warps * m.warp
-            turns = ~b.apart & (b.few <= m.fragment[0])  # there warps share, too
-            shares = self._shares(b, loops, sizes, warps)
+        # all numbers of warps and of stages at once: arrays have these two axes before that of the points
+        warps = np.array(WARPS)[:, None, None]
+        depths = sorted({min(n, m.stages) for n in STAGES}) if streams else [1]
+        stages = np.array(depths)[None, :, None]
+        threads = warps * m.warp
+        turns = ~b.apart & (b.few <= m.fragment[0])  # there warps share, too
+        shares = self._shares(b, loops, sizes, warps)
+        row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
+        apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
+        joined = 4.0 * warps * b.results  # bytes: in the end they join their sums
+        passed = np.where(shares, b.per_row_warp + b.per_col_warp, apart)
+        held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
+        pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
+        registers = np.ceil((held / 4.0 / threads + pieces + (48 if heavy else 28)) / 8.0) * 8.0
+        fits = registers <= m.registers_thread
+        if heavy:  # more warps only where each has a tile of its own
+            fits = fits & (shares | (tiles >= warps) | (warps == WARPS[0]))
+        used = b.resident + b.staged * stages
+        resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
+        resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
+        fits = fits & (used <= m.shared_block) & (resident >= 1)
+        room = np.maximum(resident, 1.0)
+        few, many = m.overlap
+        piece = np.where(turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
+        for cluster in (1, *self._clusters(b, loops, sizes)):
             # the blocks of a cluster have a part of the iterations each
             count, iterations = blocks * cluster, trips / cluster
             per_sm = tiled if cluster == 1 else np.ceil(count / m.sms)
@@ -201,59 +224,41 @@ class Roofline:
             working = np.clip(count, 1.0, m.sms)
             whole_l2 = l2 / np.minimum(m.l2 / working, np.maximum(m.l2 / m.sms, ALONE * m.pull))
             fixed = [x / cluster for x in (*whole, whole_l2)]
-            row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
-            apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
-            joined = 4.0 * warps * b.results  # bytes: in the end they join their sums
-            together = b.per_row_warp + b.per_col_warp
-            shared = ((b.shared + common + np.where(shares, together, apart)) / cluster + np.where(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
+            shared = ((b.shared + common + passed) / cluster + np.where(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
             meet = m.meet + (cluster - 1) * joined / m.remote if cluster > 1 else np.zeros(1)
-            held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
-            pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
-            registers = np.ceil((held / 4.0 / threads + pieces + (48 if heavy else 28)) / 8.0) * 8.0
-            fits = registers <= m.registers_thread
-            if cluster > 1:
-                fits = fits & shares & (iterations >= 2)
-            if heavy and warps > WARPS[0]:  # more warps only where each has a tile of its own
-                fits = fits & (shares | (tiles >= warps))
+            ok = fits & shares & (iterations >= 2) if cluster > 1 else fits
             time = [*fixed, shared]
-            most = np.maximum.reduce(np.broadcast_arrays(*time))
+            most = reduce(np.maximum, time)
             units = [*fixed[:3], shared]  # what loads have no part in
-            busy, spent = np.maximum.reduce(np.broadcast_arrays(*units)), sum(units)
+            busy, spent = reduce(np.maximum, units), sum(units)
             # copies that are asynchronous run beside everything else
             total = sum(t for t in time if not (streams and m.stages > 1 and t is fixed[3]))
-            for stages in sorted({min(n, m.stages) for n in STAGES}) if streams else (1,):
-                used = b.resident + b.staged * stages
-                resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
-                resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
-                ok = fits & (used <= m.shared_block) & (resident >= 1)
-                together = np.clip(np.minimum(resident, np.ceil(count / m.sms)), 1, None)
-                few, many = m.overlap
-                share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
-                compute = per_sm * np.maximum(most, most + share * (total - most))
-                latency = np.ceil(count / (m.sms * np.maximum(resident, 1.0))) * (iterations * m.step + m.block)
-                flight = b.staged * max(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)
-                piece = np.where(turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
-                memory = dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
-                if streams:
-                    memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(count / m.sms, 1.0)
-                    seconds = np.maximum(compute + latency, memory) + meet
-                else:  # a block loads, then computes: only other blocks' loads run beside its work
-                    memory = memory + START * m.block * np.maximum(count / m.sms, 1.0)
-                    # where registers leave room for few warps, those wait for their own results and for each other
-                    issue = np.maximum(HIDING / (np.maximum(resident, 1.0) * warps), 1.0)
-                    loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
-                    seconds = np.maximum(loads, work) + np.minimum(loads, work) / np.where(iterations > 0, together, together**3)
-                seconds = np.where(ok, m.launch + seconds, np.inf)
-                parts = {}
-                if detail:
-                    names = ("tensor", "ops", "special", "l2", "shared")
-                    parts = {n: per_sm * x for n, x in zip(names, time)} | {
-                        "dram": memory,
-                        "latency": latency,
-                        "launch": np.full(1, m.launch),
-                    }
-                    parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": count}
-                rows.append((warps, stages, 0, cluster, np.broadcast_to(seconds, (sizes.points,)), parts))
+            together = np.clip(np.minimum(resident, np.ceil(count / m.sms)), 1, None)
+            share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
+            compute = per_sm * np.maximum(most, most + share * (total - most))
+            latency = np.ceil(count / (m.sms * room)) * (iterations * m.step + m.block)
+            flight = b.staged * np.maximum(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)
+            memory = dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
+            if streams:
+                memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(count / m.sms, 1.0)
+                seconds = np.maximum(compute + latency, memory) + meet
+            else:  # a block loads, then computes: only other blocks' loads run beside its work
+                memory = memory + START * m.block * np.maximum(count / m.sms, 1.0)
+                # where registers leave room for few warps, those wait for their own results and for each other
+                issue = np.maximum(HIDING / (room * warps), 1.0)
+                loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
+                seconds = np.maximum(loads, work) + np.minimum(loads, work) / np.where(iterations > 0, together, together**3)
+            full = (len(WARPS), len(depths), sizes.points)
+            seconds = np.broadcast_to(np.where(ok, m.launch + seconds, np.inf), full)
+            parts: dict[str, Array] = {}
+            if detail:
+                names = ("tensor", "ops", "special", "l2", "shared")
+                parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory, "latency": latency, "launch": np.full(1, m.launch)}
+                parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": count}
+                parts = {n: np.broadcast_to(x, full) for n, x in parts.items()}
+            for w, s in itertools.product(range(len(WARPS)), range(len(depths))):
+                rows.append((WARPS[w], depths[s], 0, cluster, seconds[w, s], {n: x[w, s] for n, x in parts.items()}))
+        rows.sort(key=lambda r: (r[0], r[3], r[1]))
         if not self.plain:
             for groups, stages, seconds, parts in warpgroups.price(program, sizes, b, blocks, alive, m):
                 some = rows[0][5].keys() if detail else ()
