@@ -78,7 +78,10 @@ class Bodies(Options):
         self.owner = [(c, o) for c, options in enumerate(self.options) for o in (*options, None)]
         self.shown = {k: o.shown for k, (_, o) in enumerate(self.owner) if o is not None and o.shown < 1.0}
         self.partly = self.union(1 << k for k in self.shown)
-        self.sharing = [[o for o in options if o.items and o.leaf < 0 and not o.renamed] for options in self.options]
+        self.sharing = [
+            [(1 << (at + i), o) for i, o in enumerate(options) if o.items and o.leaf < 0 and not o.renamed]
+            for at, options in zip(self.offset, self.options)
+        ]
         self.several = self.union(1 << c for c, options in enumerate(self.options) if len(options) > 1 and self.sharing[c])
         self.table: list[list[State]] = [[] for _ in self.options]
         self.loaded = sum(1 << c for c in range(len(self.options)) if self._in_memory(c))
@@ -184,16 +187,27 @@ class Bodies(Options):
         common = a.classes & b.classes
         if common and (a.chosen & b.chosen).bit_count() != common.bit_count():
             return None
-        v, w = a.vec, b.vec
-        vec = (v[0] + w[0], v[1] + w[1], v[2] + w[2], v[3] + w[3])
-        both = a.items & b.items
-        if both:
-            u = self.vec(both)
-            vec = (vec[0] - u[0], vec[1] - u[1], vec[2] - u[2], vec[3] - u[3])
-        leaves, passes = a.leaves | b.leaves, a.passes if a.passes > b.passes else b.passes
-        s = State(0.0, a.chosen | b.chosen, a.classes | b.classes, a.items | b.items, leaves, a.reduced | b.reduced, passes, vec)
-        s.factors, s.elements, s.again = a.factors | b.factors, a.elements | b.elements, max(a.again, b.again)
-        s.mixed = a.mixed or b.mixed or bool(s.factors & s.elements & (self.loaded | leaves))
+        t, o, f, m = a.vec
+        x, y, z, w = b.vec
+        t, o, f, m = t + x, o + y, f + z, m + w
+        if both := a.items & b.items:
+            x, y, z, w = self._vecs.get(both) or self.vec(both)
+            t, o, f, m = t - x, o - y, f - z, m - w
+        leaves, factors, elements = a.leaves | b.leaves, a.factors | b.factors, a.elements | b.elements
+        s = State(
+            0.0,
+            a.chosen | b.chosen,
+            a.classes | b.classes,
+            a.items | b.items,
+            leaves,
+            a.reduced | b.reduced,
+            a.passes if a.passes > b.passes else b.passes,
+            (t, o, f, m),
+            factors,
+            elements,
+            a.mixed or b.mixed or bool(factors & elements & (self.loaded | leaves)),
+            a.again if a.again > b.again else b.again,
+        )
         self._rate(s)
         return s
 
@@ -216,7 +230,7 @@ class Bodies(Options):
 
     def _rate(self, s: State) -> None:
         """A guess for ranking: mostly the dominant resource, more for every further pass, and what the leaves cost to make."""
-        v = self.busy(s)
+        v = self.busy(s) if s.mixed or s.items & self.affected else s.vec
         most = max(v)
         work = (most + 0.25 * (v[0] + v[1] + v[2] + v[3] - most)) * (0.5 + 0.5 * s.passes)
         s.score = work + s.again + self.prices.guess(s.leaves)
@@ -267,14 +281,16 @@ class Bodies(Options):
     def shared(self, s: State, roots: tuple[int, ...]) -> State:
         """The body with other options where these add no work to what it does anyway: where a class is a pivot of a fold that the
         body computes, say, rather than a multiple of another maximum."""
-        several = bits(s.classes & self.several)
-        taken = self.taken(s) if several else {}
-        for c in several:
-            old = taken.get(c)
-            if old is None or not old.items:
-                continue
-            for o in self.sharing[c]:
-                if o is old or o.items & ~s.items or o.reduced & ~s.reduced or not all(x in taken for x in o.children):
+        taken: dict[int, Option | None] = {}
+        for c in bits(s.classes & self.several):
+            for place, o in self.sharing[c]:
+                if place & s.chosen or o.items & ~s.items or o.reduced & ~s.reduced:
+                    continue
+                taken = taken or self.taken(s)
+                old = taken[c]
+                if old is None or not old.items:
+                    break
+                if not all(x in taken for x in o.children):
                     continue
                 if not old.items & ~o.items and set(old.children) <= set(o.children):
                     continue  # nothing would go

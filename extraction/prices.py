@@ -48,7 +48,10 @@ class Prices:
 
     def guess(self, leaves: int) -> float:
         """Likely time of the kernels that store these classes."""
-        return self._union(leaves)[0] if leaves else 0.0
+        if not leaves:
+            return 0.0
+        known = self._memo.get(leaves)
+        return known[0] if known is not None else self._union(leaves)[0]
 
     def made(self, leaves: int) -> int:
         """Classes whose kernels that takes."""

@@ -216,7 +216,7 @@ class Search:
             if o.bound >= limit or HOPEFUL * o.guess >= limit:
                 continue
             before = tried.setdefault((o.roots, o.state.leaves), [])
-            if len(before) >= 2 or any(abs(o.state.score - x) <= TIE * x for x in before):
+            if before and (len(before) >= 2 or abs(o.state.score - before[0]) <= TIE * before[0]):
                 continue
             if math.isfinite(limit) and (done >= most or self.pricer.statements >= self.limits.statements):
                 break
@@ -226,8 +226,11 @@ class Search:
                 continue
             done += 1
             took = self._took(kernels, n)
-            fits = np.isfinite(took)
-            room = float((np.minimum(limit, best.seconds * slack) - np.where(fits, took, 0.0))[fits].max(initial=-math.inf))
+            if n == 1:
+                room = min(limit, float(best.seconds[0]) * slack) - float(took[0])
+            else:
+                fits = np.isfinite(took)
+                room = float((np.minimum(limit, best.seconds * slack) - np.where(fits, took, 0.0))[fits].max(initial=-math.inf))
             if o.after < room:
                 self._extend(best, kernels, self.solve(o.rest, room, depth + 1), top)
                 least = self._to_beat(best, top)
@@ -254,6 +257,8 @@ class Search:
 
     def _extend(self, best: _Plans, kernels: list[Scored], after: _Plans, top: bool) -> None:
         """Take these kernels (one body under several roles) after that plan where this is the best so far."""
+        if not (after.seconds < math.inf).any():
+            return
         for k in kernels:
             # what this kernel stores must not have been stored before it
             twice = [any(r in e.roots for e in earlier for r in k.roots) for earlier in after.kernels]
@@ -299,7 +304,7 @@ class Search:
     def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
         """The body under every assignment of roles that can be lowered, priced."""
         bodies = self._view(self.partial.get(roots[0]))
-        parted = any(c in self.partial for c in (*roots, *bits(s.leaves)))
+        parted = self._split is not None and any(c in self.partial for c in (*roots, *bits(s.leaves)))
         key = (roots, bodies.split, s.chosen, self._split.axis if self._split is not None and parted else None)
         if key not in self._priced:
             self._priced[key] = self.pricer.price(roots, bodies, s, self._split)
