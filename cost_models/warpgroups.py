@@ -23,11 +23,17 @@ from .machines import Gpu
 STAGES = (2, 3, 4, 6)
 STEP = 0.2e-6  # of one iteration: barriers, a turn, and what products and elementwise work take to begin and to end
 BESIDE = 2048  # bytes of shared memory that the planner leaves to barriers
-START = 1.4e-6  # first copies and the end of a tile of work, as far as they do not run beside others
-APART = 0.6e-6  # … where it has nothing beside it: it waits for early products, then for elementwise work, then for late products
+START = 1.4e-6  # first copies and the end of a tile of work, where they run beside nothing
+# … where they run beside another warpgroup's products, and copies beside the tile before.  Fitted to 262 measured variants of seven
+# programs, and the same without any one of these (`python benches/h200.py fit --anew` has the figures); up to 1 µs ranks them alike.
+PASSING = 0.05e-6
+APART = 0.6e-6  # of one iteration with nothing beside it: it waits for early products, then for elementwise work, then for late products
 # With three warpgroups it takes so many times as long, and begins and ends so much later: fitted to 119 variants of tiles and pivots
-# (benches/results/2026-11-30_h200_tiles.json, and the gradient in 2026-11-30_h200_variants_2.json).
+# (benches/results/2026-11-30_h200_tiles.json, and the gradient in 2026-11-30_h200_variants_2.json).  Special functions, which have a unit
+# to themselves, half as much: where they bound a block (a softcap), rows of 192 are measured 6 % faster.
 CROWDED, LATER = 1.12, 0.5e-6
+CROWDED_SPECIAL = 1.06
+FEW_STAGES = {2: 0.04, 3: 0.015}  # so much longer with fewer than four: of two, one is read and only the other is on its way
 ALIKE = 6.0  # power mean of what limits a block: where two are alike, neither is reached
 
 
@@ -203,9 +209,12 @@ def price(
             continue
         if f.chained:
             chain = sum(time[:3]) / groups + np.where(apart, APART, STEP) * trips
-            each = sum(x**ALIKE for x in (*time, chain)) ** (1.0 / ALIKE) + START
+            units = [*time, chain]
             if groups > 2:
-                each = CROWDED * (each - START) + START + LATER
+                tensor, special, *others = units
+                units = [CROWDED * tensor, CROWDED_SPECIAL * special, *(CROWDED * x for x in others)]
+            each = sum(x**ALIKE for x in units) ** (1.0 / ALIKE)
+            each = each + (PASSING if groups > 1 else START) + (LATER if groups > 2 else 0.0)
         else:
             each = most + (m.beside if groups > 1 else 0.6) * rest + trips * STEP / 8 + START
         for stages in STAGES:
@@ -214,7 +223,7 @@ def price(
             pull = np.minimum(m.pull * 1.2, np.maximum(staged * (stages - 0.5), 2048.0) / m.latency)
             rate = ((np.minimum(blocks, m.sms) * pull) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
             memory = b.dram / rate + m.block + per_sm * trips * STEP / 16
-            slow = 1.0 + (0.02 if f.chained else 0.03) * (4 - min(stages, 4))
+            slow = 1.0 + (FEW_STAGES.get(stages, 0.0) if f.chained else 0.03 * (4 - min(stages, 4)))
             seconds = np.where(good, m.launch + np.maximum(per_sm * each * slow + 1.5e-6, memory), np.inf)
             names = ("tensor", "special", "ops", "l2", "shared")
             parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory + 0 * one, "launch": np.full(1, m.launch)}
