@@ -260,10 +260,10 @@ class Roofline:
                 rows.append((WARPS[w], depths[s], 0, cluster, seconds[w, s], {n: x[w, s] for n, x in parts.items()}))
         rows.sort(key=lambda r: (r[0], r[3], r[1]))
         if not self.plain:
-            for groups, stages, seconds, parts in warpgroups.price(program, sizes, b, blocks, alive, m):
+            for groups, depth, seconds, parts in warpgroups.price(program, sizes, b, blocks, alive, m):
                 some = rows[0][5].keys() if detail else ()
                 parts = {k: np.broadcast_to(parts.get(k, 0.0), (sizes.points,)) for k in some}
-                rows.append((4 * groups, stages, groups, 1, seconds, parts))
+                rows.append((4 * groups, depth, groups, 1, seconds, parts))
         table = np.stack([r[4] for r in rows])
         best = (table * (1 + 1e-3 * np.arange(len(rows)))[:, None]).argmin(0)  # near-ties go to fewer warps and stages
         picked = np.arange(sizes.points)
