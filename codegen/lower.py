@@ -153,9 +153,15 @@ class Lowering(Statements):
 
     def stands_for_row(self, t: Term) -> bool:
         """Is the value one of few: a sum over rows of something as wide, or made of one?"""
-        for x in T.postorder([t]) if t not in self.row_memo else ():
+        stack = [t]
+        while stack:  # what a gather reads from is no value here, and its axes have no role
+            x = stack[-1]
+            if x not in self.row_memo and (todo := [a for a in self.operands(x) if a not in self.row_memo]):
+                stack.extend(todo)
+                continue
             if x not in self.row_memo:
                 self.row_memo[x] = self._stands_for_row(x)
+            stack.pop()
         return self.row_memo[t]
 
     def _stands_for_row(self, t: Term) -> bool:

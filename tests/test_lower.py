@@ -783,3 +783,19 @@ def test_the_checker_sees_damage(law: str) -> None:
     p = lowered()
     assert not list(problems(p))
     assert any(re.search(law, found) for found in problems(changed(p, kind, change))), list(problems(changed(p, kind, change)))
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "hip:gfx942"])
+def test_gathered_values_are_divided(target: str) -> None:
+    """x·(1/n) may be x/n, if x stands for a row: what a gather reads from is not looked at for that, its axes are none of the kernel's."""
+    import eqsat_neptune as en
+
+    def program(x: Any, i: Any) -> Any:
+        return en.xp.take(x, i, axis=0) / 3, en.xp.mean(en.xp.take(en.xp.sum(x, axis=1), i, axis=0)), en.xp.reshape(x, (2, 21)) / 10
+
+    kernel = en.optimize(program, target, specs=[en.TensorSpec((7, 6)), en.TensorSpec((4,), "int32")])
+    assert kernel.source
+    if target == "cpu":
+        x, i = rng().standard_normal((7, 6)).astype(np.float32), np.array([3, 0, 6, -1], np.int32)
+        for got, want in zip(kernel(x, i), (x[i] / 3, x.sum(1)[i].mean(), x.reshape(2, 21) / 10)):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -206,7 +206,7 @@ class _Stages:
     def run(self) -> None:
         case = self.case
         program = case.program.trace()
-        program = replace(program, outputs=tuple(o for o in program.outputs if math.prod(o.shape)))  # the compiler leaves out others, too
+        program = replace(program, outputs=tuple(o for o in program.outputs if math.prod(o.shape)))  # as the compiler does
         if not program.outputs:
             return
         if space(program) > MOST_SPACE and work(program) > _MOST_WORK:

@@ -405,7 +405,7 @@ def _operand(r: random.Random, shape: tuple[int, ...], dtype: str, other: bool, 
         elif r.random() < 0.6:
             kind = f"below {r.choice([1, 2, 3, 3, 4, 5])}"
     elif other and mixed:
-        dtype = r.choice(("float32", "float16", "bfloat16", "float64"))
+        dtype = r.choice(("float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2"))
     return Operand(shape, dtype, kind, layout(r))
 
 
@@ -438,7 +438,7 @@ def mutate(r: random.Random, old: Statements) -> Statements:
         case "dtype":
             n = r.randrange(len(inputs))
             if inputs[n].dtype in FLOATS:
-                inputs[n] = replace(inputs[n], dtype=r.choice(("float64", "float32", "float16", "bfloat16")))
+                inputs[n] = replace(inputs[n], dtype=r.choice(FLOATS))
         case "index":
             places = [n for n, c in enumerate(calls) if c.fn == "getitem" and len(c.args) == 1]
             if places:

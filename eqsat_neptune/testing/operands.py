@@ -13,6 +13,7 @@ from ..program import DTYPES, FLOATS, TensorSpec, range_of
 KINDS = ("normal", "positive", "ties", "constant", "large", "offset", "masked", "padding", "spikes", "nans")
 LAYOUTS = ("packed", "strided", "reversed", "reversed rows", "turned", "repeated rows", "repeated columns", "offset", "padded")
 INTEGERS = tuple(d for d in DTYPES if "int" in d)
+_LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}  # finite numbers
 _RANGES = {"positive": (0.5, 2.0)}
 _BELOW = re.compile(r"below ([1-9][0-9]{0,4})")
 
@@ -54,7 +55,12 @@ def drawn(o: Operand, seed: int, place: int, score: bool) -> np.ndarray:
     import ml_dtypes  # noqa: F401
 
     rng = np.random.default_rng([seed, place])
-    x = _floats(rng, o, score) if o.dtype in FLOATS else _whole(rng, o)
+    if o.dtype not in FLOATS:
+        x = _whole(rng, o)
+    else:
+        x = _floats(rng, o, score and o.dtype != "float8_e4m3fn")  # which has no infinity
+        most = _LARGEST.get(o.dtype, np.inf)
+        x = np.where(np.isfinite(x), np.clip(x, -most, most), x)
     return laid_out(np.asarray(x).astype(np.dtype(o.dtype)), o.layout)
 
 

@@ -13,20 +13,25 @@ from ..reference import Env, _assembled
 from ..terms import PREDICATES, Term, postorder
 from .conditioning import Approx, step
 
-_ROUNDING = {"float64": 2e-15, "float32": 2.4e-7, "float16": 2e-3, "bfloat16": 1.6e-2}  # four units
-_LARGEST = {"float64": 1e300, "float32": 1e37, "float16": 3e4, "bfloat16": 1e37}  # beyond, a result may overflow
-_LEAST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}  # below, it may vanish
+_EIGHTS = ("float8_e4m3fn", "float8_e5m2")  # of which inputs and outputs may be, but nothing is computed in them
+_ROUNDING = {"float64": 2e-15, "float32": 2.4e-7, "float16": 2e-3, "bfloat16": 1.6e-2} | dict(zip(_EIGHTS, (0.25, 0.5)))  # four units
+# beyond the largest a result may overflow, below the least it may vanish
+_LARGEST = {"float64": 1e300, "float32": 1e37, "float16": 3e4, "bfloat16": 1e37} | dict(zip(_EIGHTS, (400.0, 5e4)))
+_LEAST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37} | dict(zip(_EIGHTS, (2e-3, 2e-5)))
 _SLACK = 8.0
-_FLOOR = {"float64": 1e-9, "float32": 4e-5, "float16": 1e-2, "bfloat16": 6e-2}  # relative to the output's largest element
+# relative to the output's largest element
+_FLOOR = {"float64": 1e-9, "float32": 4e-5, "float16": 1e-2, "bfloat16": 6e-2} | dict(zip(_EIGHTS, (0.25, 0.5)))
 _EXACT = ("input", "iota", "num", "view", "gather", "where")
 _CHOOSING = ("max", "min")  # what gives one of its arguments: NaN if one is
-_INTEGERS = {"float64": 2.0**53, "float32": 2.0**24, "float16": 2.0**11, "bfloat16": 2.0**8}  # all up to here are exact
+# all up to here are exact
+_INTEGERS = {"float64": 2.0**53, "float32": 2.0**24, "float16": 2.0**11, "bfloat16": 2.0**8} | dict(zip(_EIGHTS, (16.0, 8.0)))
 _KEEPS_INTEGERS = ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "floordiv", "mod")
 
 
 def worst(program: Program) -> str:
-    """The least exact dtype that a program computes in."""
-    dtypes = [program.compute_dtype, *(i.dtype for i in program.inputs), *(o.dtype for o in program.outputs)]
+    """The least exact dtype that a program computes in or gives.  Inputs of eight bits are as exact as others, until they are stored."""
+    inputs = [i.dtype for i in program.inputs if i.dtype not in _EIGHTS]
+    dtypes = [program.compute_dtype, *inputs, *(o.dtype for o in program.outputs)]
     return max((d for d in dtypes if d in _ROUNDING), key=_ROUNDING.__getitem__)
 
 
