@@ -56,7 +56,7 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
             return holds(c, n)
         if n.attr in NOT_AT_ZERO:
             # a masked 0 is not counted against it: the node equals its class there too, so the source has the same pole
-            return lo >= TINY or (n.attr == "recip" and hi <= -TINY)
+            return lo >= TINY or (n.attr == "recip" and hi <= -TINY) or _far_from_zero(n.attr, *graph.interval(c))
         return True
 
     nodes = {c: [n for n in ns if legal(c, n)] for c, ns in graph.nodes.items()}
@@ -65,6 +65,17 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
             if any(_steep(n) and not holds(c, n) for n in ns):
                 nodes = _kept_apart(nodes, c)
     return _few(usable(nodes, graph.outputs), graph.outputs)
+
+
+def _far_from_zero(f: str, lo: float, hi: float) -> bool:
+    """Do bounds of the result keep the argument away from 0?  They may be known where the argument's are not, if the source comes by
+    the result in another way."""
+    match f:
+        case "recip":
+            return max(-lo, hi) <= 1 / TINY
+        case "rsqrt":
+            return hi <= TINY**-0.5
+    return lo >= {"log": math.log, "log2": math.log2, "log10": math.log10}[f](TINY)
 
 
 def _few(nodes: dict[int, list[Node]], roots: tuple[int, ...]) -> dict[int, list[Node]]:

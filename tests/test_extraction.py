@@ -288,10 +288,12 @@ def test_search_finds_what_exhaustive_search_finds(name: str, extents: dict[str,
 # ------------------------------------------------------------------------------------------------------------ legality
 
 
-def one(f: str, lo: float, hi: float, why: str = "rule") -> tuple[Graph, bool]:
-    """A graph of f(x) with these bounds of x, and whether the node is legal."""
+def one(
+    f: str, lo: float, hi: float, why: str = "rule", least: float = -math.inf, most: float = math.inf
+) -> tuple[Graph, bool]:
+    """A graph of f(x) with these bounds of x and of f(x), and whether the node is legal."""
     nodes = {0: [Node("input", ("x", ()))], 1: [Node("un", f, (0,), why)]}
-    g = Graph(nodes, {0: frozenset(), 1: frozenset()}, {0: lo}, {0: hi}, {}, {}, (1,), {})
+    g = Graph(nodes, {0: frozenset(), 1: frozenset()}, {0: lo, 1: least}, {0: hi, 1: most}, {}, {}, (1,), {})
     return g, 1 in legal_nodes(g, "float32", None)
 
 
@@ -306,6 +308,16 @@ def test_quotients_stay_away_from_zero() -> None:
     for f in ("recip", "log", "rsqrt"):
         assert one(f, 1e-6, math.inf)[1] and not one(f, 0.0, math.inf)[1] and not one(f, -math.inf, math.inf)[1]
     assert one("recip", -5.0, -1.0)[1] and not one("log", -5.0, -1.0)[1]
+
+
+def test_bounds_of_a_quotient_keep_its_divisor_from_zero() -> None:
+    """They may be known where those of the divisor, a fold that a rule has made, are not."""
+    unknown = -math.inf, math.inf
+    assert one("recip", *unknown, least=0.5, most=1.0)[1] and one("recip", *unknown, least=-3.0, most=1.0)[1]
+    assert one("rsqrt", *unknown, most=1.0)[1] and one("log", *unknown, least=-2.0)[1]
+    assert not one("recip", *unknown, most=1.0)[1] and not one("recip", *unknown, least=0.0)[1]
+    assert not one("rsqrt", *unknown, least=0.0)[1] and not one("log", *unknown, most=2.0)[1]
+    assert not one("recip", *unknown, least=0.0, most=1e35)[1]
 
 
 def test_fast_numerics_relax() -> None:
