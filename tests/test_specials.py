@@ -24,7 +24,7 @@ SUBJECTS = {s.name: n for n, s in enumerate(specials.subjects())}
 # ------------------------------------------------------------------ the sweep, in part
 
 QUICK = {  # subject → dtype, way, every how many-th of its values
-    "prefill_causal ragged": ("bfloat16", "pipeline:sm_90a", 5),
+    "prefill_causal ragged": ("bfloat16", "pipeline:sm_90a", 9),
     "prefill_alibi more queries": ("float16", "general:sm_80", 4),
     "prefill_windowed one key": ("bfloat16", "general:gfx942", 3),
     "qknorm ragged": ("float16", "general:gfx942", 4),
