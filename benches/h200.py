@@ -5,7 +5,8 @@
     python benches/h200.py table FILE…
     python benches/h200.py fit FILE…
 
-`save` searches (no GPU), `run` measures (no egglog), `table` prints a record again, `fit` judges the cost model by records.
+`save` searches (no GPU), `run` measures (no egglog), `table` prints a record again, `fit` judges the cost model by records (with --anew
+also the model as it is now, and with each constant of pipelines fitted without the program that is judged).
 A saved kernel is NAME__EXTENTS__DTYPE[__VARIANT].json; "base" is the variant that others are compared with, and peers run once for
 all variants of a program.  --small saves every program of the library at its ragged test size, to be checked and not timed.
 
@@ -13,6 +14,15 @@ Checks: ten calls into poisoned outputs give the same bits, and agree with the p
 Times: "single" is the median of calls with a cold L2, inside a CUDA graph where calls are short; "sustained" has kernel, variants
 and peers of one program take turns of 0.15 s, and is the median over rounds of a turn's mean: the card is limited by power, so this
 is the figure to compare.  TFLOP/s count kept pairs only; GB/s count every input and output once.
+
+To be measured next, for tiles and plans that the model takes unmeasured (rows 192 × keys 80 against 128 × 128 for a window; 208 keys at
+head dimension 64; products behind merged parts, which went one element to a thread before):
+
+    python benches/h200.py save next --only '^(performer|linear_attention)__'
+    python benches/h200.py save next --only '^prefill_global__2048_64__' --vary 'k128:a3/128' --vary 'wide3:a1/192,a3/128,warpgroups=3'
+    python benches/h200.py save next --only '^prefill_windowed__(2048|4096)__' --vary 'k128:a2/32,a4/128,warpgroups=2'
+    python benches/h200.py run next --sustained --peers compile,fa3,cudnn --out next.json
+    python benches/h200.py fit --anew next.json benches/results/2026-11-30_h200_tiles.json
 
 Measuring is another process's work: a kernel or peer that hangs there or breaks the context loses its own row only.
 """
@@ -674,6 +684,7 @@ def parser() -> argparse.ArgumentParser:
     f.add_argument("files", type=Path, nargs="+")
     f.add_argument("--target", default="cuda:sm_90a")
     f.add_argument("--single", action="store_true", help="by single calls, also where sustained times are there")
+    f.add_argument("--anew", action="store_true", help="also price pipelines of warpgroups by the model as it is (searches: minutes)")
     return p
 
 
@@ -727,7 +738,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if record["status"]:
             print(f"the measuring process ended with status {record['status']}")
         return 0 if rows and all(r.get("ok") for r in rows) and not record["status"] else 1
-    print(report(read_rows(a.files)) if a.command == "table" else fit(a.files, a.target, not a.single))
+    print(report(read_rows(a.files)) if a.command == "table" else fit(a.files, a.target, not a.single, a.anew))
     return 0
 
 

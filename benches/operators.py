@@ -123,7 +123,8 @@ def _operators() -> dict[str, Operator]:
     add(CASES["attention_logsumexp"], ("n", "d"), [(4096, 128), (8192, 128), (8192, 64)], "compile",
         lambda q, k: 2 * q[0] * q[1] * k[1] * q[2])  # fmt: skip
     add(CASES["sigmoid_attention"], ("n",), [(4096,), (8192,)], "compile", lambda q, *_: 4 * q[0] * q[1] ** 2 * q[2])
-    add(CASES["performer"], ("n",), [(4096,), (16384,)], "compile", lambda q, k, v, w: 8 * q[0] * q[1] * q[2] * w[0])
+    add(CASES["performer"], ("n",), [(1024,), (4096,), (16384,)], "compile", lambda q, k, v, w: 8 * q[0] * q[1] * q[2] * w[0])
+    add(CASES["linear_attention"], ("n",), [(4096,), (16384,)], "compile", lambda q, k, v: 4 * q[0] * q[1] * q[2] * v[2])
     add(CASES["cross_entropy_linear"], ("n", "d", "v"), [(4096,), (8192, 4096, 32000), (8192, 4096, 128256)], "torch compile", lambda h, w, t: 2 * h[0] * h[1] * w[0], rows=(0, 2))
     add(CASES["attention_dq"], ("n",), [(4096,), (8192,)], fresh, lambda q, k, *_: 6 * q[0] * q[1] * q[2] * k[2] * q[3])
     add(CASES["qknorm"], ("n", "h", "d"), [(4096, 32, 128), (16384, 32, 128), (4096, 8, 64)], fresh,

@@ -47,6 +47,10 @@ def torch_programs() -> dict[str, Callable[..., Any]]:
         fq, fk = torch.exp(zq - zq.amax(-1, keepdim=True)), torch.exp(zk - zk.amax((-2, -1), keepdim=True))
         return (fq @ (fk.mT @ v)) / (fq @ fk.sum(-2, keepdim=True).mT)
 
+    def linear_attention(q: Any, k: Any, v: Any) -> Any:
+        fq, fk = F.elu(q) + 1, F.elu(k) + 1
+        return (fq @ (fk.mT @ v)) / (fq @ fk.sum(-2, keepdim=True).mT)
+
     def dq(q: Any, k: Any, v: Any, do: Any) -> Any:
         p = torch.softmax(scores(q, k), -1)
         dp = do @ v.mT
@@ -72,6 +76,7 @@ def torch_programs() -> dict[str, Callable[..., Any]]:
         "attention_logsumexp": lambda q, k: torch.logsumexp(scores(q, k), -1),
         "sigmoid_attention": lambda q, k, v: torch.sigmoid(scores(q, k) - math.log(k.shape[-2])) @ v,
         "performer": performer,
+        "linear_attention": linear_attention,
         "attention_dq": dq,
         "qknorm": lambda q, k, v: torch.softmax(scores(norm(q), norm(k)), -1) @ v,
     }

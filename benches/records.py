@@ -250,35 +250,42 @@ def held_out(found: Sequence[Point]) -> list[float]:
     return [model_seconds(x, of[x.program]) for x in found]
 
 
-def fit(files: Sequence[Path], target: str, sustained: bool = True) -> str:
-    """The report of `fit`."""
-    found = points(read_rows(files), sustained)
+def judgement(name: str, found: Sequence[Point], predicted: Sequence[float]) -> str:
+    """One line: how well these predictions agree with what was measured."""
+    measured = [x.measured for x in found]
+    hits, several = best_of_variants(found, predicted)
+    slack = [p / m for p, m in zip(predicted, measured)]
+    return (
+        f"{name:28s} median error {100 * median_error(predicted, measured):5.1f}%   median predicted / measured {median(slack):.2f}   "
+        f"rank correlation {number(rank_correlation(predicted, measured), '.3f')}   within programs {number(within(found, predicted), '.3f')}   "
+        f"best of variants within 5%: {hits} of {several}"
+    )
+
+
+def fit(files: Sequence[Path], target: str, sustained: bool = True, anew: bool = False) -> str:
+    """The report of `fit`.  anew: search the programs of pipelines again, and price these by the model as it is now, too."""
+    rows = read_rows(files)
+    found = points(rows, sustained)
     if not found:
         raise SystemExit("no row has both a measured and a predicted time")
-    measured, recorded = [x.measured for x in found], [x.predicted for x in found]
+    recorded = [x.predicted for x in found]
     out = [
         f"{len(found)} rows, {len({x.program for x in found})} programs; {'sustained where there is one' if sustained else 'single'}"
     ]
-
-    def judged(name: str, predicted: Sequence[float]) -> str:
-        hits, several = best_of_variants(found, predicted)
-        slack = [p / m for p, m in zip(predicted, measured)]
-        return (
-            f"{name:28s} median error {100 * median_error(predicted, measured):5.1f}%   median predicted / measured {median(slack):.2f}   "
-            f"rank correlation {number(rank_correlation(predicted, measured), '.3f')}   within programs {number(within(found, predicted), '.3f')}   "
-            f"best of variants within 5%: {hits} of {several}"
-        )
-
-    out.append(judged("as recorded", recorded))
+    out.append(judgement("as recorded", found, recorded))
     if len({x.program for x in found}) > 1 and any(x.launches for x in found):
-        out.append(judged("figures fitted, held out", held_out(found)))
+        out.append(judgement("figures fitted, held out", found, held_out(found)))
         factors = fitted(found)
-        out.append(judged("figures fitted, all rows", [model_seconds(x, factors) for x in found]))
+        out.append(judgement("figures fitted, all rows", found, [model_seconds(x, factors) for x in found]))
         out += ["", *proposed(factors, target)]
     out += ["", "median predicted / measured by program:"]
     for p in sorted({x.program for x in found}):
         mine = [x.predicted / x.measured for x in found if x.program == p]
         out.append(f"    {p:28s} {median(mine):5.2f}  from {min(mine):.2f} to {max(mine):.2f}  ({len(mine)})")
+    if anew:
+        import repriced
+
+        out += ["", repriced.report(rows, target, lambda name, some, p: judgement(name, points(some, sustained), p))]
     return "\n".join(out)
 
 

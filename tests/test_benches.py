@@ -21,6 +21,7 @@ import h200
 import operators
 import peers
 import records
+import repriced
 import timing
 
 SMALL = dict(n=37, m=19, f=11, d=8, hq=4, h=3, v=29, b=2, batch=2, r=3, dv=0)
@@ -489,3 +490,48 @@ def test_fit_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     h200.write(f, dict(rows=[h200.failed_row("lora__1__float16", "hung")]))
     with pytest.raises(SystemExit, match="no row"):
         h200.main(["fit", str(f)])
+
+
+RESULTS = Path(__file__).parent.parent / "benches" / "results"
+
+
+@pytest.fixture(scope="module")
+def tiles() -> list[dict[str, Any]]:
+    """Variants of tiles: few long rows, few short ones, and what special functions bound."""
+    wanted = {("prefill_gqa", 1024), ("prefill_gqa", 2048), ("prefill_causal", 2048), ("prefill_softcap", 8192)}
+    rows = records.read_rows([RESULTS / "2026-11-30_h200_tiles.json"])
+    return [r for r in rows if (r["case"], r["extents"][0]) in wanted and len(r["extents"]) == 1 and r["dtype"] == "bfloat16"]
+
+
+def test_the_model_ranks_the_measured_tiles(tiles: list[dict[str, Any]]) -> None:
+    found, lost = repriced.pipelines(tiles, "cuda:sm_90a")
+    assert len(found) == len(tiles) == 8 and not lost
+    points = records.points([x.row for x in found])
+    now = repriced.prices(found, "cuda:sm_90a")
+    assert records.best_of_variants(points, now) == (4, 4)
+    assert records.median_error(now, [x.measured for x in found]) < 0.12
+    with repriced.constant("PASSING", 1.4e-6):  # as if nothing ran beside a tile's start and end
+        assert records.best_of_variants(points, repriced.prices(found, "cuda:sm_90a"))[0] < 4
+    assert repriced.prices(found, "cuda:sm_90a") == now
+
+
+def test_constants_are_fitted_without_the_program_that_is_judged(tiles: list[dict[str, Any]]) -> None:
+    found, _ = repriced.pipelines(tiles, "cuda:sm_90a")
+    best, predicted = repriced.held_out(found, "cuda:sm_90a", "PASSING")
+    assert best.keys() == {"prefill_gqa", "prefill_causal", "prefill_softcap"}
+    assert set(best.values()) <= set(repriced.TRIED["PASSING"])
+    with repriced.constant("PASSING", best["prefill_gqa"]):
+        again = repriced.prices(found, "cuda:sm_90a")
+    mine = [i for i, x in enumerate(found) if x.row["case"] == "prefill_gqa"]
+    assert [predicted[i] for i in mine] == [again[i] for i in mine]
+
+
+def test_fit_prices_records_anew(tiles: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    f = tmp_path / "r.json"
+    other = next(r for r in records.read_rows([RESULTS / "2026-11-30_h200_tiles.json"]) if r["case"] == "softmax")
+    h200.write(f, dict(rows=[*tiles, other]))
+    assert h200.main(["fit", str(f), "--anew"]) == 0
+    text = capsys.readouterr().out
+    assert "8 pipelines of warpgroups" in text and "by the model as it is" in text and "PASSING held out" in text
+    h200.write(f, dict(rows=[other]))
+    assert h200.main(["fit", str(f), "--anew"]) == 0 and "no row is a pipeline" in capsys.readouterr().out
