@@ -80,6 +80,7 @@ class Scored:
     printed: set[int] = field(default_factory=set)
     others: list[Prices] = field(default_factory=list)
     turned: bool = False
+    _scores: dict[int, Scores] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.by = np.zeros(len(self.table), int)
@@ -96,8 +97,14 @@ class Scored:
             self.others.append(prices)
         points = points & np.isfinite(self.table)
         self.by = np.where(points, next(n for n, x in enumerate(self.others, 1) if x is prices), self.by)
-        self.table = np.where(points, prices.cost(self.program, self.sizes).seconds, self.table)
+        self.table = np.where(points, self.scores(prices).seconds, self.table)
         self.choose()
+
+    def scores(self, prices: Prices) -> Scores:
+        """What these prices say of all points, looked up once."""
+        if id(prices) not in self._scores:
+            self._scores[id(prices)] = prices.cost(self.program, self.sizes)
+        return self._scores[id(prices)]
 
     def choose(self) -> None:
         """Take the best point for each number of parts."""
@@ -241,17 +248,23 @@ class Pricer:
         self.lowerings += 1
         self.statements += sum(1 for _ in walk(program.body))
         sizes, parts = self.sizes(program, split, single)
-        scores = self.model.cost(program, sizes)
         self.points += sizes.points
-        seconds = scores.seconds
-        if split is not None:
-            inner = split.axis + ".i"
-            if inner in sizes.tile:
-                seconds = np.where(np.mod(sizes.extent[inner], sizes.tile[inner]) == 0, seconds, np.inf)
-        seconds = np.broadcast_to(seconds, (sizes.points,))
+        inner = split.axis + ".i" if split is not None else ""
+        seconds = self._seconds(program, sizes, inner if inner in sizes.tile else "")
         if not np.isfinite(seconds).any():
             return None
         return Scored(roots, bodies, state, roles, sizes, parts, program, seconds, kernel, buffers, split)
+
+    def _seconds(self, program: TileProgram, sizes: Sizes, inner: str) -> np.ndarray:
+        """Price of every point; a part (along `inner`) has no ragged tile."""
+        even = np.broadcast_to(np.mod(sizes.extent[inner], sizes.tile[inner]) == 0 if inner else True, (sizes.points,))
+        if even.all():
+            return np.broadcast_to(self.model.cost(program, sizes).seconds, even.shape)
+        seconds = np.full(even.shape, np.inf)
+        if even.any():
+            some = Sizes(*({a: v[even] if v.size > 1 else v for a, v in d.items()} for d in (sizes.tile, sizes.extent)))
+            seconds[even] = self.model.cost(program, some).seconds
+        return seconds
 
     def one_by_one(self, k: Scored) -> list[Scored]:
         """The kernel as it goes through a short axis that it reduces element by element, so that its tiles do not have it: a merge of

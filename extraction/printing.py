@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..codegen.lower import LoweringError, lower
+from ..codegen.tile import Contract, Load, Loop, Reduce, Store, TileProgram, walk
 from ..cost_models.base import Array, CostModel, Prices, Refusal
 from .kernels import Pricer, Scored
 from .plan import Axis, Buffer, Kernel
@@ -26,6 +27,7 @@ class Printing:
     def __init__(self, pricer: Pricer, model: CostModel, buffers: Mapping[str, Buffer] | None):
         self.pricer, self.model, self.buffers = pricer, model, buffers
         self.asked = 0
+        self.known: dict[tuple, Refusal] = {}  # refusals, by what they depend on
 
     def corrected(self, k: Scored, i: int, slack: float) -> list[Scored] | None:
         """None if the price at this number of parts (a place) is what the kernel takes, or less by no more than the slack, in seconds.
@@ -54,11 +56,21 @@ class Printing:
         return others if tries else None
 
     def refusal(self, k: Scored, point: int, choices: dict[str, object]) -> Refusal | None:
-        """Why the kernel cannot be printed with the tiles of this point and these choices."""
-        self.asked += 1
+        """Why the kernel cannot be printed with the tiles of this point and these choices.  What is known of a kernel that differs in
+        elementwise work only is taken for true of this one."""
         one = k.one(point)
         sizes = {a: int(v[0]) for a, v in one.extent.items()}
         axes = {a: Axis(sizes[a], max(int(one.tile[a][0]), 1), role) for a, role in k.roles.items()}
+        form = frame(k.program), tuple(k.roles.items()), bool(choices.get("warpgroups"))
+        shape = *form, tuple(x.tile > 1 for x in axes.values())
+        exact = *form, tuple(x.tile for x in axes.values()), tuple(choices.items())
+        known = self.known.get(shape) or self.known.get(exact)
+        if known is None and (known := self._ask(k, axes, sizes, choices)) is not None:
+            self.known[exact if known.smaller else shape] = known
+        return known
+
+    def _ask(self, k: Scored, axes: dict[str, Axis], sizes: dict[str, int], choices: dict[str, object]) -> Refusal | None:
+        self.asked += 1
         kernel = Kernel("k", k.kernel.stores, axes, k.kernel.extents | sizes, choices)
         try:
             program = lower(kernel, k.buffers, k.program.compute_dtype)
@@ -68,8 +80,24 @@ class Printing:
 
     def similar(self, k: Scored, point: int, prices: Prices) -> Array:
         """Points that have the same kind of schedule as this one."""
-        pipeline = np.broadcast_to(prices.cost(k.program, k.sizes).choices.get("warpgroups", np.zeros(1)) > 0, k.table.shape)
+        pipeline = np.broadcast_to(k.scores(prices).choices.get("warpgroups", np.zeros(1)) > 0, k.table.shape)
         return np.asarray((k.by == k.by[point]) & (pipeline == pipeline[point]))
+
+
+def frame(p: TileProgram) -> tuple:
+    """A kernel without its elementwise work: what layouts have to suit."""
+    out: list[tuple] = []
+    for s in walk(p.body):
+        match s:
+            case Loop():
+                out.append((s.axis, *(c.phi.axes for c in s.carries)))
+            case Reduce():
+                out.append((s.arg.axes, s.axes))
+            case Contract():
+                out.append((s.a.axes, s.b.axes, s.axes))
+            case Load() | Store():
+                out.append((s.buffer, tuple(ix.axes for ix in s.index)))
+    return tuple(out)
 
 
 def at_place(k: Scored, i: int) -> Array:
