@@ -14,7 +14,8 @@ from ..terms import PREDICATES, Term, postorder
 from .conditioning import Approx, step
 
 _EIGHTS = ("float8_e4m3fn", "float8_e5m2")  # of which inputs and outputs may be, but nothing is computed in them
-_ROUNDING = {"float64": 2e-15, "float32": 2.4e-7, "float16": 2e-3, "bfloat16": 1.6e-2} | dict(zip(_EIGHTS, (0.25, 0.5)))  # four units
+# four units
+_ROUNDING = {"float64": 2e-15, "float32": 2.4e-7, "float16": 2e-3, "bfloat16": 1.6e-2} | dict(zip(_EIGHTS, (0.25, 0.5)))
 # beyond the largest a result may overflow, below the least it may vanish
 _LARGEST = {"float64": 1e300, "float32": 1e37, "float16": 3e4, "bfloat16": 1e37} | dict(zip(_EIGHTS, (400.0, 5e4)))
 _LEAST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37} | dict(zip(_EIGHTS, (2e-3, 2e-5)))
@@ -30,9 +31,12 @@ _KEEPS_INTEGERS = ("neg", "abs", "sign", "floor", "ceil", "round", "trunc", "flo
 
 def worst(program: Program) -> str:
     """The least exact dtype that a program computes in or gives.  Inputs of eight bits are as exact as others, until they are stored."""
+    return max(_used(program), key=_ROUNDING.__getitem__)
+
+
+def _used(program: Program) -> list[str]:
     inputs = [i.dtype for i in program.inputs if i.dtype not in _EIGHTS]
-    dtypes = [program.compute_dtype, *inputs, *(o.dtype for o in program.outputs)]
-    return max((d for d in dtypes if d in _ROUNDING), key=_ROUNDING.__getitem__)
+    return [d for d in (program.compute_dtype, *inputs, *(o.dtype for o in program.outputs)) if d in _ROUNDING]
 
 
 def reference(
@@ -42,14 +46,16 @@ def reference(
     cannot be told.  Rules take inputs for finite, so a NaN among them need not show where arithmetic can make it vanish, as in x − x,
     but it must where it is only compared or chosen, and nowhere else.  stray: what is read beyond the end of an axis is NaN, as on a
     GPU, not an InputError."""
+    used = [dtype] if dtype else _used(program)
     dtype = dtype or worst(program)
+    ends = max(_LEAST[d] for d in used), min(_LARGEST[d] for d in used)  # the least exact dtype need not have the smallest range
     odd = stray or any(np.isnan(x.astype(np.float64)).any() for x in values)
     env = Env(program.axes, {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)})
     memo: dict[Term, Approx] = {}
     for t in postorder(o.term for o in program.outputs):
         args = [memo[a] for a in t.args]
         one = _gathered(t, args, env) if stray and t.op == "gather" else step(t.op, t.attr, args, env)
-        new = _rounded(t, one, args, env, dtype)
+        new = _rounded(t, one, args, env, dtype, *ends)
         memo[t] = replace(new, error=np.where(np.isnan(new.x), np.inf, new.error)) if odd and _computes(t) else new
     wants = [_assembled(o, memo[o.term].value, env) for o in program.outputs]
     bounds = []
@@ -84,7 +90,7 @@ def _is_whole(t: Term, x: np.ndarray, most: np.ndarray | float, args: Sequence[A
     return exact and bool((x == np.rint(x)).all()) and float(np.max(most, initial=0.0)) <= _INTEGERS[dtype]
 
 
-def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -> Approx:
+def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str, least: float, largest: float) -> Approx:
     """With the error of one more rounding, and of sums in any order."""
     if not _computes(t):
         return a
@@ -100,7 +106,7 @@ def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -
         size = np.abs(parts)
         high = np.prod(np.maximum(size, 1.0), axis=0)
         low = np.prod(np.minimum(np.where(size == 0, 1.0, size), 1.0), axis=0)
-        _, (lost,) = env.align([(tuple(order[1:]), np.asarray((high > _LARGEST[dtype]) | (low < _LEAST[dtype])))])
+        _, (lost,) = env.align([(tuple(order[1:]), np.asarray((high > largest) | (low < least)))])
         lost = lost if lost.ndim == a.x.ndim else np.any(lost)  # in some order a part of the product leaves the range
         most = high
     elif t.op == "add":
@@ -112,8 +118,8 @@ def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str) -
     if _is_whole(t, a.x, most, args, dtype):
         return Approx(a.axes, a.x, np.zeros_like(a.x))
     with np.errstate(all="ignore"):
-        error = a.error + _ROUNDING[dtype] * np.where(np.isfinite(a.x), scale, 0.0) + np.where(a.x != 0, _LEAST[dtype], 0.0)
-        error = np.where(lost | (np.isfinite(a.x) & (np.abs(a.x) > _LARGEST[dtype])), np.inf, error)
+        error = a.error + _ROUNDING[dtype] * np.where(np.isfinite(a.x), scale, 0.0) + np.where(a.x != 0, least, 0.0)
+        error = np.where(lost | (np.isfinite(a.x) & (np.abs(a.x) > largest)), np.inf, error)
     return Approx(a.axes, a.x, np.broadcast_to(error, a.x.shape))
 
 
