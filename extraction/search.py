@@ -28,7 +28,7 @@ HOPEFUL = 0.6  # a guess may be this much too high: what it says is worse by mor
 BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
 PAIRS = 3  # mates tried one by one
 CLOSE = 0.03  # share of a plan's time that may be missing because a small kernel is not printed as it is priced
-ROUNDS = 32  # searches with prices that were corrected
+ROUNDS = 16  # searches with prices that were corrected
 TIE = 1e-3  # bodies with the same leaves whose scores differ by less do the same work
 
 
@@ -158,8 +158,10 @@ class Search:
         """Are some of its kernels not printed as they are priced?  Then they get other prices, and so do all plans that have them."""
         slack = c.seconds * CLOSE / len(c.kernels)
         corrected = [(k, others) for k in c.kernels if (others := self.printing.corrected(k, c.part, slack)) is not None]
+        now, self._split = self._split, c.split  # it may be the plan of another run
         for k, others in corrected:
             self._kernels(k.roots, k.state).extend(others)
+        self._split = now
         if corrected:
             self._cheapest.clear()
             for x in self._complete:

@@ -13,7 +13,7 @@ from eqsat_neptune.codegen.cuda.simple import Simple
 from eqsat_neptune.codegen.hip.arch import hip_arch
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.tile import Contract, TileProgram, walk
-from eqsat_neptune.cost_models import Sizes, machine_for, model_for
+from eqsat_neptune.cost_models import Refusal, Sizes, machine_for, model_for
 from eqsat_neptune.cost_models.by_element import ByElement
 from eqsat_neptune.cost_models.roofline import Roofline
 from eqsat_neptune.extraction.extract import extract
@@ -123,3 +123,17 @@ def test_refusals_say_whether_smaller_tiles_would_do() -> None:
     n = joined.axes["a3.o"].extent
     why = refusal(tiles(replace(joined, axes=joined.axes | {"a3.o": Axis(n, n, "whole")}), p), p.buffers, cuda_arch("sm_90a"))
     assert why is not None and not why.smaller and "merged" in why.reason
+
+
+@pytest.mark.parametrize("name, extents", [("gated_mlp", {}), ("gqa_plain", {})], ids=["products", "parts"])
+def test_a_generator_that_lays_out_nothing_has_prices_by_element(name: str, extents: dict[str, int]) -> None:
+    """Every kernel of the plan, whatever it was believed to take: as far as it matters."""
+    case, target = CASES[name], parse_target(GPU)
+    model = Roofline(machine_for(GPU), printed=lambda program, buffers: Refusal("never", False))
+    p = en.trace(case.function("full"), *case.specs("full", **extents))
+    saturated = egraph.saturate(p, splittable=compiler.splittable(p, target), joins=compiler.joins(p, model))
+    found = extract(saturated.graph, p, model)
+    assert found.stats["asked"]
+    took = sum(float(model.by_element.cost(tiles(k, found.plan), sizes(k)).seconds[0]) for k in found.plan.kernels)
+    assert found.plan.cost.seconds <= took <= 1.04 * found.plan.cost.seconds
+    assert took > 2 * kernel(name, GPU, **extents).cost.seconds
