@@ -39,7 +39,7 @@ class Printing:
             prices, one = k.prices(point, self.model), k.one(point)
             choices: dict[str, object] = {n: int(v[0]) for n, v in prices.cost(k.program, one).choices.items()}
             instead = prices.instead(choices)
-            if instead is None or instead.cost(k.program, one).seconds[0] <= k.seconds[i] + slack:
+            if instead is None or last(instead).cost(k.program, one).seconds[0] <= k.seconds[i] + slack:
                 break
             why = self.refusal(k, point, choices)
             if why is None:
@@ -98,6 +98,13 @@ def frame(p: TileProgram) -> tuple:
             case Load() | Store():
                 out.append((s.buffer, tuple(ix.axes for ix in s.index)))
     return tuple(out)
+
+
+def last(prices: Prices) -> Prices:
+    """The prices of what can always be printed."""
+    while (other := prices.instead({})) is not None:
+        prices = other
+    return prices
 
 
 def at_place(k: Scored, i: int) -> Array:
