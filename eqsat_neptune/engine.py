@@ -171,10 +171,22 @@ def literal(v: float) -> str:
 
 class _Pool(threading.local):
     """Idle engines by declarations: declaring rules costs 0.1 s, push and pop 5 ms.  An engine must be used and dropped in the
-    thread that made it, so each thread has its own; a daemon thread, whose things the main thread drops at exit, keeps none."""
+    thread that made it, so each thread has its own; a daemon thread, whose things the main thread drops at exit, keeps none.  Other
+    rules are other declarations, and each engine takes megabytes: those that were used last are kept."""
+
+    KEPT = 8
 
     def __init__(self) -> None:
-        self.idle: dict[object, list[Any]] = {}
+        self.idle: list[tuple[object, Any]] = []
+
+    def take(self, key: object) -> Any | None:
+        """An engine with these declarations, if one is idle."""
+        n = next((n for n, (k, _) in enumerate(self.idle) if k == key), None)
+        return None if n is None else self.idle.pop(n)[1]
+
+    def give(self, key: object, engine: Any) -> None:
+        self.idle.append((key, engine))
+        del self.idle[: -self.KEPT]
 
 
 _POOL = _Pool()
@@ -186,10 +198,8 @@ class EGraph:
     def __init__(self, declarations: Callable[[], Iterable[str]], key: object):
         """`declarations()` gives the rules, one text each; it is asked only if no engine with this key is idle."""
         self._key = key
-        idle = _POOL.idle.setdefault(key, [])
-        try:
-            self._engine = idle.pop()
-        except IndexError:
+        self._engine = _POOL.take(key)
+        if self._engine is None:
             self._engine = bindings().EGraph()
             self.run(PRELUDE)
             for text in declarations():  # one by one: every parsed command keeps a copy of the whole text
@@ -211,7 +221,7 @@ class EGraph:
         if kind is None:  # after an error the engine's state is unknown: drop it
             self.run("(pop)")
             if not threading.current_thread().daemon:
-                _POOL.idle[self._key].append(self._engine)
+                _POOL.give(self._key, self._engine)
         del self._engine
 
     # ---- text in

@@ -113,6 +113,18 @@ def test_same_graph_whatever_the_engine_did_before(name: str) -> None:
     assert digest(saturate(traced(name), splittable=("a3",)).graph) == first
 
 
+def test_few_engines_are_kept() -> None:
+    """An engine takes megabytes, and every other set of rules asks for another one."""
+    from eqsat_neptune.engine import _POOL
+
+    for n in range(_POOL.KEPT + 3):
+        for _ in range(2):  # the same one
+            with engine(RULES[n : n + 1]) as eg:
+                load(eg, program(x("x", "k")))
+        assert [k for k, _ in _POOL.idle].count(_POOL.idle[-1][0]) == 1
+    assert len(_POOL.idle) == _POOL.KEPT
+
+
 SCRIPT = """
 import sys
 sys.path.insert(0, {path!r})
