@@ -125,6 +125,31 @@ def test_refusals_say_whether_smaller_tiles_would_do() -> None:
     assert why is not None and not why.smaller and "merged" in why.reason
 
 
+@pytest.mark.parametrize(
+    "tile, rows, why",
+    [
+        (256, 128, "bytes of shared memory"),
+        (128, 192, "registers"),
+        (512, 128, "a result of 128 × 512"),
+        (64, 256, "256 rows"),
+    ],
+)
+def test_pipelines_of_smaller_tiles_are_not_refused_with_larger_ones(tile: int, rows: int, why: str) -> None:
+    """What is refused whatever the tiles are is taken for refused at all of them (`Printing.known`)."""
+    p = kernel("prefill_global", GPU, n=2048, d=256).plan
+    (k,) = p.kernels
+    (loop,) = (a for a, x in k.axes.items() if x.role == "loop")
+    row = next(a for a, x in k.axes.items() if x.role == "grid" and x.tile == 128)
+
+    def at(tile: int, rows: int) -> Refusal | None:
+        axes = k.axes | {loop: replace(k.axes[loop], tile=tile), row: replace(k.axes[row], tile=rows)}
+        return refusal(tiles(replace(k, axes=axes, choices={"warpgroups": rows // 64}), p), p.buffers, cuda_arch("sm_90a"))
+
+    refused = at(tile, rows)
+    assert refused is not None and why in refused.reason and refused.smaller
+    assert at(64, 128) is None
+
+
 @pytest.mark.parametrize("name, extents", [("gated_mlp", {}), ("gqa_plain", {})], ids=["products", "parts"])
 def test_a_generator_that_lays_out_nothing_has_prices_by_element(name: str, extents: dict[str, int]) -> None:
     """Every kernel of the plan, whatever it was believed to take: as far as it matters."""

@@ -12,7 +12,7 @@ from ...extraction.plan import Buffer
 from ...program import DTYPES
 from ...runtime.module import TensorMap
 from ...terms import Affine
-from ..cuda.layout import Unsupported
+from ..cuda.layout import TooLarge, Unsupported
 from ..cuda.schedule import TilePlan
 from ..tile import TileProgram
 
@@ -69,7 +69,7 @@ def box_of(p: TileProgram, t: TilePlan, tile: Mapping[str, int]) -> Box:
         tiles = [tile[a] for a in where if where[a] == n]
         box.append(PANEL if n == dims[0] else tiles[0] if tiles else 1)
     if max(box) > 256:
-        raise Unsupported(f"a box of {max(box)} elements along one dimension")
+        raise TooLarge(f"a box of {max(box)} elements along one dimension")
     covered = tile[inner]
     if covered % 16 and sizes[0] != covered:
         raise Unsupported("a summed axis that ends inside a matrix instruction, and inside the buffer")

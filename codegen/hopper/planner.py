@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from ..cuda.arch import Arch
-from ..cuda.layout import Unsupported
+from ..cuda.layout import TooLarge, Unsupported
 from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, TilePlan
 from ..cuda.simplify import behind_loops, fold_exponentials
@@ -60,7 +60,8 @@ class WarpgroupPlanner(Planner):
             rows = {self.extent_pair()[0]}
         n = rows.pop()
         if rows or n % ROWS or not 1 <= n // ROWS <= MOST_CONSUMERS:
-            raise Unsupported(f"{n} rows do not make up to {MOST_CONSUMERS} warpgroups of {ROWS}")
+            wrong = Unsupported if rows or n < ROWS * MOST_CONSUMERS else TooLarge
+            raise wrong(f"{n} rows do not make up to {MOST_CONSUMERS} warpgroups of {ROWS}")
         self.consumers = n // ROWS
         self.wr = 4 * self.consumers
 
@@ -99,9 +100,9 @@ class WarpgroupPlanner(Planner):
         if not parts.early and (parts.score or parts.weight or parts.state):
             raise Unsupported("elementwise work between products of loaded tiles")
         if (overlap or not parts.early) and stages < 2:
-            raise Unsupported(f"{fixed + 2 * ring} bytes of shared memory for two stages")
+            raise TooLarge(f"{fixed + 2 * ring} bytes of shared memory for two stages")
         if fixed + ring * stages > self.arch.shared - 2048:
-            raise Unsupported(f"{fixed + ring * stages} bytes of shared memory")
+            raise TooLarge(f"{fixed + ring * stages} bytes of shared memory")
         ahead = bool(self.p.choices.get("ahead", True)) and 2 * fixed + ring * stages <= self.arch.shared - 4096
         for t in sorted(o.tiles.values(), key=lambda t: t.loop is not None):
             t.stages = stages if t.loop is not None else 2 if ahead else 1
@@ -160,7 +161,7 @@ class WarpgroupPlanner(Planner):
         pipe.shared = o.shared = at
         o.registers = self.count_registers(overlap)
         if o.registers > ROOM[self.consumers][2 if parts.early and not overlap else len(parts.early) > 1] + BESIDE:
-            raise Unsupported(f"about {o.registers} registers of a thread, of {limit}")
+            raise TooLarge(f"about {o.registers} registers of a thread, of {limit}")
         held = 0 if parts.early or pipe.workers == pipe.works else self.held_results()
         pipe.hold = bool(self.p.choices.get("hold", True)) and 0 < held <= limit - 8 - o.registers
         o.registers += held if pipe.hold else 0
@@ -306,7 +307,8 @@ class WarpgroupPlanner(Planner):
         home = self.out.home[n]
         assert home.row is not None and home.column is not None
         if home.row.padded != ROWS * self.consumers or home.column.padded > 256:
-            raise Unsupported(f"a result of {home.row.padded} × {home.column.padded}")
+            wrong = TooLarge if home.row.padded == ROWS * self.consumers else Unsupported
+            raise wrong(f"a result of {home.row.padded} × {home.column.padded}")
         if c.dtype not in HALVES:
             raise Unsupported(f"operands of {c.dtype}")
         if self.size(c.inner) % 16 and not all(
