@@ -1,5 +1,5 @@
 """What is known of values, whatever the inputs: that they are real numbers, that they are no +∞ and no NaN, that they are not 0, from
-the terms and from what `plan.Buffer.known` says of memory.  Overflow is not considered."""
+the terms and from what `plan.Buffer.known` says of memory.  Neither overflow nor underflow is considered."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _REAL = frozenset({"neg", "abs", "floor", "ceil", "round", "trunc", "sin", "cos"
 _KEEPS_BELOW = frozenset({"floor", "ceil", "round", "trunc"})
 _KEEPS_NONZERO = frozenset({"neg", "abs", "sign", "tanh", "erf", "atan", "sinh", "asinh", "expm1", "recip"})
 _SEVERAL = ("max", "min")
+_POSITIVE = ("exp", "exp2")
 
 Facts = frozenset[str]
 
@@ -117,7 +118,7 @@ class Real:
 
     def _folded(self, t: Term, h: Monoid, component: int, axis: str) -> Facts:
         """Of folds whose pivots are maxima: what has moved to the greatest is no greater than before.  Where that is a real number,
-        a sum that counts its element as 1 is no less."""
+        a sum that counts its element as 1 is no less, if others count by exponentials (by a ratio they may count negatively)."""
         pivots, linear = h.needed(component)
         if any(h.pivots[p] != "max" or not self.below(t.args[p]) for p in pivots):
             return frozenset()
@@ -126,7 +127,8 @@ class Real:
         xs = [t.args[len(h.pivots) + j] for j in linear]
         if not all(self.finite(x) for x in xs):
             return frozenset()
-        counts = len(xs) == 1 and T.is_num(xs[0], 1.0) and len(pivots) == 1 and self._attained(t.args[pivots[0]], axis)
+        ones = len(xs) == 1 and T.is_num(xs[0], 1.0) and all(e.op == "un" and e.attr in _POSITIVE for _, e in h.coef[linear[0]])
+        counts = ones and len(pivots) == 1 and self._attained(t.args[pivots[0]], axis)
         return frozenset({FINITE} | ({NONZERO, NONNEG} if counts else set()))
 
     def _product(self, t: Term) -> Facts:

@@ -47,6 +47,15 @@ def test_folds_over_what_is_left() -> None:
     assert not other.finite(total)
 
 
+def test_folds_that_divide_by_the_greatest() -> None:
+    """Σ s/max s may be 0, where elements have both signs."""
+    s = where(bi("lt", inp("x", (axis_index("i"), axis_index("j"))), num(0.0)), num(1.0), num(-1.0))
+    h = T.Monoid(("max",), (((0, mul(T.var("r0"), un("recip", T.var("R0")))),),))
+    total = T.fold(h, 1, "j", [s, num(1.0)])
+    real = Real({"x": Buffer("x", (5, 7), "float32", "input")}, {"i": 5, "j": 7})
+    assert real.finite(total) and not real.finite(un("recip", total)) and not real.finite(un("sqrt", total))
+
+
 REAL = Buffer("r", (9,), "float32", "temp", ("i",), ("finite",))
 POSITIVE = Buffer("p", (9,), "float32", "temp", ("i",), ("finite", "nonzero", "nonneg"))
 ANY = Buffer("a", (9,), "float32", "temp", ("i",), ())
