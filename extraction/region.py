@@ -37,7 +37,7 @@ class Region:
     cut         may the class be stored
     read        may it be read back from there
     dtype       its type in memory
-    known     what is known of its elements, as of `plan.Buffer`
+    known       what is known of its elements, as of `plan.Buffer`
     outputs     root → arrays of the program that it must fill (others get a buffer of their own)
     """
 

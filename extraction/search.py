@@ -376,8 +376,8 @@ def below(region: Region) -> list[int]:
 
 
 def copied(region: Region) -> list[int]:
-    """Of each class, those (as bits) from which a kernel that stores it would only copy: parts of a tensor that a rule has made of them, and that
-    tensor for its parts (an output is stored as it must be)."""
+    """Of each class, those (as bits) from which a kernel that stores it would only copy: parts of a tensor that a rule has made of
+    them, and that tensor for its parts (an output is stored as it must be)."""
     wholes: list[set[int]] = [{n.args[0] for n in ns if n.op == "view" and not region.source[n.args[0]]} for ns in region.nodes]
     for c in sorted(range(len(wholes)), key=lambda c: -region.rank[c]):  # a part of a part
         wholes[c] |= set().union(*(wholes[w] for w in wholes[c]))

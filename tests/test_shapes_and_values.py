@@ -126,6 +126,8 @@ def emulated(fn: Callable[..., Any], specs: Sequence[en.TensorSpec], sets: Sets,
                 (out,) = emulate.launch(library, source, q.buffers, inputs)
                 got = [out[f"out{n}"] for n in range(len(p.outputs))]
                 agree(got, p, arrays, f"{name}\n{q}", tolerance, skipped=name in skips)
+            if library is not None:
+                emulate.unload(library)
 
 
 # ------------------------------------------------------------------ shapes of the operators

@@ -3,6 +3,7 @@ to say of masks that leave nothing."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,19 @@ SLOW = [(name, DTYPES[n // 4 % 3], WAYS[n % 4], 9) for name, n in SUBJECTS.items
 def test_special_values_of_more(name: str, dtype: str, way: str, share: int) -> None:
     tally = specials.run((SUBJECTS[name], dtype, (way,), share))
     assert not tally.faults, "\n".join(map(str, tally.faults))
+
+
+@needs_compiler
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not say what is in memory")
+def test_kernels_are_unloaded() -> None:
+    """Everything is thousands of them."""
+
+    def loaded() -> int:
+        return sum("kernel.so" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    before = loaded()
+    tally = specials.run((SUBJECTS["variance ragged"], "float32", ("general:sm_80",), 9))
+    assert tally.runs and not tally.faults and loaded() == before
 
 
 def test_what_is_found() -> None:

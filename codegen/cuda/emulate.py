@@ -81,11 +81,11 @@ def run_source(
         try:
             return launch(library, source, buffers, inputs, seeds)
         finally:
-            _unload(library)
+            unload(library)
 
 
-def _unload(library: C.CDLL) -> None:
-    """ctypes never does, and a process may run thousands of kernels."""
+def unload(library: C.CDLL) -> None:
+    """For good.  ctypes never does it, and a process may run thousands of kernels."""
     try:
         from _ctypes import dlclose
     except ImportError:  # not on this system

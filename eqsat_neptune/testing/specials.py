@@ -70,7 +70,8 @@ PIPELINES = 2  # random schedules of one plan
 
 @dataclass(frozen=True)
 class Subject:
-    """A program at one size; dtype None in `shapes` stands for the floating type that is asked for."""
+    """A program at one size.  specs: of its inputs, draw: their ordinary values (None: normal ones), both for a floating type that
+    is given."""
 
     name: str
     fn: Callable[..., Any]
@@ -446,14 +447,18 @@ def examine(subject: Subject, dtype: str, ways: Sequence[str], seed: int = 0, sh
         source = emit([check(lower(k, plan.buffers, plan.compute_dtype)) for k in plan.kernels], plan.buffers, arch)
         with tempfile.TemporaryDirectory(prefix="eqsat_neptune_") as folder:
             library = None
-            for e in expected:
-                inputs = {i.name: x for i, x in zip(p.inputs, e.values.arrays)}
-                library = library or emulate.build(source, plan.buffers, inputs, folder)
-                (out,) = emulate.launch(library, source, plan.buffers, inputs, (seed % 7,))
-                tally.runs += 1
-                said = e.wrong([out[f"out{n}"] for n in range(len(p.outputs))])
-                if said:
-                    tally.faults.append(Fault(subject.name, dtype, way, e.values.name, said))
+            try:
+                for e in expected:
+                    inputs = {i.name: x for i, x in zip(p.inputs, e.values.arrays)}
+                    library = library or emulate.build(source, plan.buffers, inputs, folder)
+                    (out,) = emulate.launch(library, source, plan.buffers, inputs, (seed % 7,))
+                    tally.runs += 1
+                    said = e.wrong([out[f"out{n}"] for n in range(len(p.outputs))])
+                    if said:
+                        tally.faults.append(Fault(subject.name, dtype, way, e.values.name, said))
+            finally:
+                if library is not None:
+                    emulate.unload(library)
     return tally
 
 
