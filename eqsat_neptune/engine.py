@@ -198,7 +198,7 @@ class EGraph:
     def __init__(self, declarations: Callable[[], Iterable[str]], key: object):
         """`declarations()` gives the rules, one text each; it is asked only if no engine with this key is idle."""
         self._key = key
-        self._engine = _POOL.take(key)
+        self._engine: Any = _POOL.take(key)
         if self._engine is None:
             self._engine = bindings().EGraph()
             self.run(PRELUDE)
