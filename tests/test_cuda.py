@@ -545,6 +545,14 @@ def carries(job: Job) -> tuple:
     return next(s for s in job.programs[0].body if isinstance(s, Loop)).carries
 
 
+@pytest.mark.parametrize("warps", [0, -1])
+def test_numbers_of_warps_that_cannot_be_are_not_looked_for(warps: int) -> None:
+    """As a plan from a file may have: halved, they never come to one."""
+    job = product(64, 64, 64, (32, 64, 32), choices={"warps": warps})
+    s = plan(job.programs[0], cuda_arch("sm_80"), precision_of(job.buffers, job.compute))
+    assert s.warps_row * s.warps_column * s.warps_split > 0
+
+
 def test_large_results_lie_in_many_warps() -> None:
     assert shared_by(product(64, 128, 512, (64, 128, 64))) == 1
     assert shared_by(product(64, 64, 512, (64, 64, 64))) == 1

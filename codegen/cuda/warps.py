@@ -19,6 +19,7 @@ from ..tile import (
     walk,
 )
 from .facts import Facts
+from .layout import Unsupported
 from .rewrite import highest_id, rebuild, shared, with_axis
 from .schedule import mergeable, missing_limits
 
@@ -98,6 +99,8 @@ class Warps(Facts):
         p, arch = self.p, self.arch
         choices = p.choices
         want = choices.get("warps")
+        if isinstance(want, int) and want < 1:
+            raise Unsupported(f"{want} warps")
         self.kind = "fragment" if self.matrices else "vector"
         self.wr = self.wc = self.ws = 1
         self.split = None
