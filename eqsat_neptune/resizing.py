@@ -59,7 +59,9 @@ def resized_plan(
     shapes = {i.name: i.shape for i in new.inputs} | {f"out{n}": o.shape for n, o in enumerate(new.outputs)}
     buffers: dict[str, Buffer] = {}
     for b in plan.buffers.values():
-        buffers[b.name] = replace(b, shape=tuple(map(extent, b.axes)) if b.kind == "temp" else shapes[b.name])
+        shape = tuple(map(extent, b.axes)) if b.kind == "temp" else shapes[b.name]
+        # what is known of results may rest on extents: that a mask leaves something of every row, say
+        buffers[b.name] = replace(b, shape=shape, known=b.known if b.kind == "input" else ())
     was = {b.name: b.shape for b in plan.buffers.values()}
     numbers = _numbers(old, new.axes)
     kernels = []
