@@ -49,7 +49,9 @@ class Printing:
             where = alike(k, point, why) if tries < TRIES else at_place(k, i)
             where = where & self.similar(k, point, prices)
             where[list(k.printed)] = False
-            k.reprice(where, instead)
+            possible = np.isfinite(np.broadcast_to(k.scores(instead).seconds, where.shape))
+            k.reprice(where & possible, instead)
+            k.reprice(where & ~possible, last(instead))
             if not (why.smaller or k.turned or choices.get("warpgroups")):
                 k.turned = True
                 others = self.pricer.one_by_one(k)

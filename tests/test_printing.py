@@ -13,7 +13,7 @@ from eqsat_neptune.codegen.cuda.simple import Simple
 from eqsat_neptune.codegen.hip.arch import hip_arch
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.tile import Contract, TileProgram, walk
-from eqsat_neptune.cost_models import Refusal, Sizes, machine_for, model_for
+from eqsat_neptune.cost_models import Refusal, Scores, Sizes, machine_for, model_for
 from eqsat_neptune.cost_models.by_element import ByElement
 from eqsat_neptune.cost_models.roofline import Roofline
 from eqsat_neptune.extraction.extract import extract
@@ -162,3 +162,23 @@ def test_a_generator_that_lays_out_nothing_has_prices_by_element(name: str, exte
     took = sum(float(model.by_element.cost(tiles(k, found.plan), sizes(k)).seconds[0]) for k in found.plan.kernels)
     assert found.plan.cost.seconds <= took <= 1.04 * found.plan.cost.seconds
     assert took > 2 * kernel(name, GPU, **extents).cost.seconds
+
+
+def test_what_nothing_else_has_room_for_goes_by_element() -> None:
+    """A pipeline that is refused, where the general lowering has no tiles at all."""
+
+    class Pipelines(Roofline):
+        def cost(self, program: TileProgram, sizes: Sizes, detail: bool = False) -> Scores:
+            scores = super().cost(program, sizes, detail)
+            return replace(scores, seconds=np.where(scores.choices.get("warpgroups", 0) > 0, scores.seconds, np.inf))
+
+    def never(program: TileProgram, buffers: object) -> Refusal:
+        return Refusal("never", False)
+
+    model = Pipelines(machine_for(GPU), printed=never)
+    model.__dict__["without_pipelines"] = Pipelines(machine_for(GPU), plain=True, printed=never)
+    p = en.trace(lambda x, w: x @ w, *[en.TensorSpec((2048, 2048), "bfloat16")] * 2)
+    found = extract(egraph.saturate(p, splittable=()).graph, p, model)
+    (only,) = found.plan.kernels
+    took = model.by_element.cost(tiles(only, found.plan), sizes(only)).seconds[0]
+    assert np.isfinite(took) and found.plan.cost.seconds == pytest.approx(float(took))
