@@ -262,8 +262,8 @@ class Pricer:
             return np.broadcast_to(self.model.cost(program, sizes).seconds, even.shape)
         seconds = np.full(even.shape, np.inf)
         if even.any():
-            some = Sizes(*({a: v[even] if v.size > 1 else v for a, v in d.items()} for d in (sizes.tile, sizes.extent)))
-            seconds[even] = self.model.cost(program, some).seconds
+            tile, extent = ({a: v[even] if v.size > 1 else v for a, v in d.items()} for d in (sizes.tile, sizes.extent))
+            seconds[even] = self.model.cost(program, Sizes(tile, extent)).seconds
         return seconds
 
     def one_by_one(self, k: Scored) -> list[Scored]:
