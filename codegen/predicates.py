@@ -10,37 +10,9 @@ from collections.abc import Callable, Iterable
 
 from .. import terms as T
 from ..terms import REDUCTIONS as IDENTITY
-from ..terms import Affine, Term
+from ..terms import Affine, Term, affine_of
 from .monoids import fold_needs, is_payload
 from .real import Real
-
-
-def affine_of(t: Term) -> Affine | None:
-    """The term as an affine expression of positions with integer coefficients, if it is one."""
-    match t.op:
-        case "num":
-            return Affine(int(t.attr)) if float(t.attr).is_integer() else None
-        case "iota":
-            return T.axis_index(t.attr)
-        case "add":
-            out = Affine()
-            for a in t.args:
-                x = affine_of(a)
-                if x is None:
-                    return None
-                out = out.plus(x)
-            return out
-        case "mul":
-            parts = [p for p in map(affine_of, t.args) if p is not None]
-            moving = [p for p in parts if p.terms]
-            if len(parts) < len(t.args) or len(moving) > 1:
-                return None
-            scale: int = math.prod([p.const for p in parts if not p.terms])
-            return Affine().plus(moving[0] if moving else Affine(1), scale)
-        case "un" if t.attr == "neg":
-            x = affine_of(t.args[0])
-            return x and Affine().plus(x, -1)
-    return None
 
 
 def constraints_of(c: Term) -> tuple[Affine, ...] | None:

@@ -24,8 +24,8 @@ STAGES = (2, 3, 4, 6)
 STEP = 0.2e-6  # of one iteration: barriers, a turn, and what products and elementwise work take to begin and to end
 BESIDE = 2048  # bytes of shared memory that the planner leaves to barriers
 START = 1.4e-6  # first copies and the end of a tile of work, where they run beside nothing
-# … where they run beside another warpgroup's products, and copies beside the tile before.  Fitted to 262 measured variants of seven
-# programs, and the same without any one of these (`python benches/h200.py fit --anew` has the figures); up to 1 µs ranks them alike.
+# … where they run beside another warpgroup's products, and copies beside the tile before.  Fitted to the pipelines that are recorded, and
+# the same without any one of the programs (`python benches/h200.py fit --anew` has the figures); up to 1 µs ranks them alike.
 PASSING = 0.05e-6
 APART = 0.6e-6  # of one iteration with nothing beside it: it waits for early products, then for elementwise work, then for late products
 # With three warpgroups it takes so many times as long, and begins and ends so much later: fitted to 119 variants of tiles and pivots

@@ -350,6 +350,34 @@ def gather(x: Term, axis: str, i: Term) -> Term:
     return make("gather", axis, (x, i))
 
 
+def affine_of(t: Term) -> Affine | None:
+    """The term as an affine expression of positions with integer coefficients; None if it is none."""
+    match t.op:
+        case "num":
+            return Affine(int(t.attr)) if float(t.attr).is_integer() else None  # type: ignore[arg-type, call-overload]
+        case "iota":
+            return axis_index(t.attr)  # type: ignore[arg-type]
+        case "add":
+            out = Affine()
+            for a in t.args:
+                x = affine_of(a)
+                if x is None:
+                    return None
+                out = out.plus(x)
+            return out
+        case "mul":
+            parts = [p for p in map(affine_of, t.args) if p is not None]
+            moving = [p for p in parts if p.terms]
+            if len(parts) < len(t.args) or len(moving) > 1:
+                return None
+            scale: int = math.prod([p.const for p in parts if not p.terms])
+            return Affine().plus(moving[0] if moving else Affine(1), scale)
+        case "un" if t.attr == "neg":
+            x = affine_of(t.args[0])
+            return x and Affine().plus(x, -1)
+    return None
+
+
 def is_num(t: Term, v: float | None = None) -> bool:
     return t.op == "num" and (v is None or t.attr == v)
 

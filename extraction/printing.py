@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..codegen.lower import LoweringError, lower
-from ..codegen.tile import Contract, Load, Loop, Reduce, Store, TileProgram, walk
+from ..codegen.tile import Contract, Gather, Load, Loop, Reduce, Store, TileProgram, walk
 from ..cost_models.base import Array, CostModel, Prices, Refusal
 from .kernels import Pricer, Scored
 from .plan import Axis, Buffer, Kernel
@@ -97,8 +97,8 @@ def frame(p: TileProgram) -> tuple:
                 out.append((s.arg.axes, s.axes))
             case Contract():
                 out.append((s.a.axes, s.b.axes, s.axes))
-            case Load() | Store():
-                out.append((s.buffer, tuple(ix.axes for ix in s.index)))
+            case Load() | Gather() | Store():
+                out.append((type(s).__name__, s.buffer, tuple(ix.axes for ix in s.index)))
     return tuple(out)
 
 

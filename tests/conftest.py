@@ -8,7 +8,7 @@ pytest_plugins = ["eqsat_neptune.testing.pytest_plugin"]  # tests over rules
 
 
 # what says that rules, compilations and emitted code are sound: `-m soundness`, slow ones among them
-SOUNDNESS = ("rules", "repair", "soundness", "testing", "infinities", "verify", "fuzz", "cache", "shapes_and_values", "specials", "real")
+SOUNDNESS = ("rules", "repair", "soundness", "testing", "infinities", "verify", "fuzz", "cache", "shapes_and_values", "specials", "real", "resized_facts")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

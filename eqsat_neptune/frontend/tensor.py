@@ -23,6 +23,7 @@ from ..terms import (
     Index,
     Term,
     add,
+    affine_of,
     axis_index,
     bi,
     gather,
@@ -231,27 +232,6 @@ def _read_of(t: Term) -> tuple[str, Index]:
 
 def affine_term(e: Affine) -> Term:
     return add(*[mul(iota(a), float(c)) for a, c in e.terms], float(e.const))
-
-
-def term_affine(t: Term) -> Affine | None:
-    """The inverse of `affine_term`: None if the term is no affine function of positions with integer coefficients."""
-    match t.op:
-        case "num" if float(t.attr).is_integer():                               # type: ignore[arg-type]
-            return Affine(int(t.attr))                                          # type: ignore[call-overload]
-        case "iota":
-            return axis_index(t.attr)                                           # type: ignore[arg-type]
-        case "add":
-            out = Affine()
-            for a in t.args:
-                e = term_affine(a)
-                if e is None:
-                    return None
-                out = out.plus(e)
-            return out
-        case "mul" if len(t.args) == 2 and t.args[1].op == "num":
-            e, c = term_affine(t.args[0]), float(t.args[1].attr)                # type: ignore[arg-type]
-            return None if e is None or not c.is_integer() else Affine().plus(e, int(c))
-    return None
 
 
 # ------------------------------------------------------------------ the tensor
@@ -749,7 +729,7 @@ def take(x: Tensor, indices: Tensor, dim: int) -> Tensor:
     ax.apart(mine | {a for d in new for a in d})
     own = ax.resolve(x._dims[dim])
     m: Map = {}
-    e = term_affine(position)
+    e = affine_of(position)
     if e is not None and 0 <= (ends := ax.resolved(e).bounds(ax.extent))[0] and ends[1] < x.shape[dim]:
         term = trace.read_linear(x.term, own, ax.resolved(e), m)                # positions known now: a slice
         term = trace.reindex(term, {a: ax.resolved(ix) for a, ix in m.items()})
