@@ -421,23 +421,29 @@ class EGraph:
             return out
 
         outs = [v for _, v in sorted((e.value_to_i64(r.inputs[0]), r.output) for r in rows("handle"))]
-        raw = nodes(retired=False)
+        raw, gone = nodes(retired=False), nodes(retired=True)
         number, ordered = _number(raw)
         used = {a for ns in raw.values() for (_, _, args), _ in ns for a in args}
         if revive and not number.keys() >= used.union(raw, outs):
             # What a class was rewritten to may be made of the class itself: with x = ½·(x+x) known, x + x = ½·(x+x) + ½·(x+x) is
             # 1·(x+x).  Such a class has no term left without what was retired.
-            number, ordered = _number(raw, nodes(retired=True))
+            number, ordered = _number(raw, gone)
         g = Graph(outputs=tuple(number[v] for v in outs[:handles]), extents=dict(self.extents))
+
+        def node(row: _Row, rule: str) -> Node:
+            op, canonical, args = row
+            ids = tuple(number[a] for a in args)
+            return Node(*attribute(op, canonical), tuple(sorted(ids)) if op in ("add", "mul") else ids, rule)
+
         for v, c in number.items():
-            g.nodes[c] = []
-            seen = set()
-            for (op, canonical, args), rule in ordered[v]:
-                ids = tuple(number[a] for a in args)
-                node = Node(*attribute(op, canonical), tuple(sorted(ids)) if op in ("add", "mul") else ids, rule)
-                if node.key not in seen:
-                    seen.add(node.key)
-                    g.nodes[c].append(node)
+            found: dict[tuple, Node] = {}
+            for row, rule in ordered[v]:
+                n = node(row, rule)
+                found.setdefault(n.key, n)
+            g.nodes[c] = list(found.values())
+            lost = [node(row, rule) for row, rule in gone.get(v, ()) if rule == "source" and number.keys() >= set(row[2])]
+            if lost := [n for n in lost if n.key not in found]:
+                g.retired[c] = lost
 
         def table(name: str, key: int, value: Callable[[Any], Any]) -> dict[int, Any]:
             return {number[r.inputs[key]]: value(r.output) for r in rows(name) if r.inputs[key] in number}

@@ -38,6 +38,7 @@ class Graph:
     normsq   class → {axis: bound on the sum of squares along that axis}
     outputs  class of each output of the program
     extents  extents of the whole axes
+    retired  class → nodes of the source that rules retired for others, which may not be legal
     """
 
     nodes: dict[int, list[Node]] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Graph:
     normsq: dict[int, dict[str, float]] = field(default_factory=dict)
     outputs: tuple[int, ...] = ()
     extents: dict[str, int] = field(default_factory=dict)
+    retired: dict[int, list[Node]] = field(default_factory=dict)
     _terms: dict[int, Term] = field(default_factory=dict, repr=False)
 
     @property

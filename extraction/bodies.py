@@ -287,7 +287,7 @@ class Bodies(Options):
                 if place & s.chosen or o.items & ~s.items or o.reduced & ~s.reduced:
                     continue
                 taken = taken or self.taken(s)
-                old = taken[c]
+                old = taken.get(c)  # None, too, where the body needs the class no more
                 if old is None or not old.items:
                     break
                 if not all(x in taken for x in o.children):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..graph import Graph, Node
 from ..rules.payloads import is_payload
@@ -28,7 +29,18 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     may be small where m + y is large, and so may (x − m)·y where m is a reduction, beside x·y and m·y.  Nor does a value that cannot
     overflow in the source come from one that can, though the source may compute that one too: exp (x − m) beside exp x is not
     exp x · exp (−m).
+
+    A rule may retire what the source computes for something that turns out not to be legal: where no form of an output is left,
+    the source's own come back.
     """
+    nodes = _legal(graph, compute_dtype, operand_dtype, numerics)
+    if graph.retired and any(c not in nodes for c in graph.outputs):
+        whole = {c: [*ns, *graph.retired.get(c, ())] for c, ns in graph.nodes.items()}
+        nodes = _legal(replace(graph, nodes=whole), compute_dtype, operand_dtype, numerics)
+    return nodes
+
+
+def _legal(graph: Graph, compute_dtype: str, operand_dtype: str | None, numerics: str) -> dict[int, list[Node]]:
     centred, differences = _Centred(graph), _Differences(graph)
     carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}
     narrow = _operands(graph) if operand_dtype == "float16" else frozenset()

@@ -148,7 +148,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Regio
     order_of = {c: i for i, c in enumerate(sorted(classes, key=lambda c: (cl.size(c), whole[c], number[c])))}
     outputs = {
         number[c]: tuple(
-            Memory(f"o{i}", o.shape, o.dtype, tuple(map(affine, o.index(cl.program.axes))), cl.known(c))
+            Memory(f"o{number[c]}_{i}", o.shape, o.dtype, tuple(map(affine, o.index(cl.program.axes))), cl.known(c))
             for i, (_, o) in enumerate(cl.outputs[c])
         )
         for c in cone.roots

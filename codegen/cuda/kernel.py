@@ -244,18 +244,22 @@ class KernelText:
 
     def bounds(self, place: Place, s: Load | Gather, axes: Iterable[str]) -> list[str]:
         """Conditions for an index to be inside the buffer, beyond those for its axes to exist."""
+        skip = s.dim if isinstance(s, Gather) else None
+        return [place.holds(x) for x in self.inside(s.buffer, s.index, axes, skip)]
+
+    def inside(self, buffer: str, index: tuple[Affine, ...], axes: Iterable[str], skip: int | None = None) -> list[Affine]:
+        """These conditions as expressions that are ≥ 0 where they hold."""
         out = []
         known = {self.p.limits[a] for a in axes if a in self.p.limits}
-        shape = self.p.buffer(s.buffer).shape
-        for n, ix in enumerate(s.index):
-            if isinstance(s, Gather) and n == s.dim:
+        for n, (ix, size) in enumerate(zip(index, self.p.buffer(buffer).shape)):
+            if n == skip:
                 continue
             lo, hi = ix.bounds(self.p.extents)
             if lo < 0:
-                out.append(place.holds(ix))
-            rest = Affine(shape[n] - 1).plus(ix, -1)
-            if hi >= shape[n] and rest not in known and not any(implied(rest, k) for k in known):
-                out.append(place.holds(rest))
+                out.append(ix)
+            rest = Affine(size - 1).plus(ix, -1)
+            if hi >= size and not any(implied(rest, k) for k in known):
+                out.append(rest)
         return out
 
     def offset(self, place: Place, buffer: str, index: tuple[Affine, ...], skip: int | None = None) -> str:

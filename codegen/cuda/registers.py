@@ -179,14 +179,10 @@ class Registers(KernelText):
         if g is None or g.run == 1:
             return 1, "0", "false"
         last, run = g.axes[-1], g.run
-        x = self.p.axes[last]
-        n = self.tile[last]
-        if n % run or g.size % run or (last in self.p.limits and (self.p.limits[last].axes != (last,) or x.extent % run)):
+        limits = [self.p.limits[a] for a in axes if a in self.p.limits]
+        whole = all(holds_in_runs(c, last, run) for c in (*limits, *self.inside(buffer, index, axes)))
+        if self.tile[last] % run or g.size % run or not whole:
             return 1, "0", "false"
-        for k, ix in enumerate(index):  # nothing in the run may leave the buffer alone
-            lo, hi = ix.bounds(self.p.extents)
-            if last in ix.axes and (lo < 0 or hi >= self.p.buffer(buffer).shape[k]) and last not in self.p.limits:
-                return 1, "0", "false"
         steps = [(self.strides[buffer][k], dict(ix.terms)[last]) for k, ix in enumerate(index) if last in ix.axes]
         if not steps:
             return 1, "0", "false"
@@ -350,3 +346,11 @@ class Frame(Place):
             return apply(s.fn, [self.operand(a) for a in s.args], [a.predicate for a in s.args], e.compute, e.fast)
         assert isinstance(s, Gather)
         return e.gather_text(s, self, self.operand(s.position), e.exists(self, s.out.axes, self.layout))
+
+
+def holds_in_runs(condition: Affine, axis: str, run: int) -> bool:
+    """Does it hold for all of a run of an axis' positions, or for none, wherever a run begins (at a multiple of its length)?"""
+    terms = dict(condition.terms)
+    c = terms.pop(axis, 0)
+    last = condition.const + min(c, 0) * (run - 1)  # the smallest in a run, but for multiples of its length
+    return c == 0 or (abs(c) == 1 and last % run == 0 and all(k % run == 0 for k in terms.values()))
