@@ -40,6 +40,10 @@ def float64_arrays() -> type:
             return torch.maximum(x, number(y, x))
 
         @staticmethod
+        def minimum(x: Any, y: Any) -> Any:
+            return torch.minimum(x, number(y, x))
+
+        @staticmethod
         def squeeze(x: Any, axis: int) -> Any:
             return torch.squeeze(x, axis)
 

@@ -56,11 +56,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that stores some roots, a bound on its kernel's time, and a guess at it."""
+    """A body that stores some roots, a bound on its kernel's time, and a guess at it.  ended: it is the most fused one, but for what
+    comes of reductions along one axis (`Bodies.ended`)."""
 
     state: State
     bound: float
     guess: float
+    ended: bool = False
 
 
 class Bodies(Options):
@@ -275,7 +277,11 @@ class Bodies(Options):
                 joined = [j for a in out for b in own[:each] if (j := self.join(a, b)) is not None]
                 out = own if i == 0 else self.best(joined, 2, each)
             out = [self.shared(s, roots) for s in out]
-            self._roots[roots] = [Body(s, self.bound(s, roots), self.guess(s, roots)) for s in out]
+            known = {s.chosen for s in out}
+            ended = [s for s in self.ended(out[0], roots) if s.chosen not in known] if out else []
+            self._roots[roots] = [
+                Body(s, self.bound(s, roots), self.guess(s, roots), i >= len(out)) for i, s in enumerate((*out, *ended))
+            ]
         return self._roots[roots]
 
     def shared(self, s: State, roots: tuple[int, ...]) -> State:
@@ -302,6 +308,22 @@ class Bodies(Options):
                         taken = self.taken(s)
                         break
         return s
+
+    def ended(self, s: State, roots: tuple[int, ...]) -> list[State]:
+        """The body ended before each axis that it reduces: all that comes of reductions along it is read from memory.  Guesses are
+        least sure of the most fused body, and would leave no other where it takes much more than they say: where all blocks compute
+        the same, above all."""
+        taken, out = self.taken(s), []
+        top = max(self.r.rank[r] for r in roots)
+        for axis in bits(s.reduced):
+            ends = {
+                c: None
+                for c, o in taken.items()
+                if o is not None and o.reduced >> axis & 1 and self.r.read[c] and c not in roots and self.r.rank[c] < top
+            }
+            if ends:
+                out.append(self.reached(replace(s, passes=1.0, again=0.0), taken | ends, roots))
+        return out
 
     def taken(self, s: State) -> dict[int, Option | None]:
         """The option of each class of a body; None: it is read from memory."""

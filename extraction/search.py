@@ -78,8 +78,8 @@ class _Plans:
 
 @dataclass(slots=True)
 class _Next:
-    """A kernel to try: guess and bound of the whole plan with it, its roots and body, what is left to store, and the least time
-    that this takes if the guess at it is not much too high."""
+    """A kernel to try: guess and bound of the whole plan with it, its roots and body, what is left to store, the least time that
+    this takes if the guess at it is not much too high, and whether the body is one that others are to be checked by."""
 
     guess: float
     bound: float
@@ -87,6 +87,7 @@ class _Next:
     state: State
     rest: frozenset[int]
     after: float
+    ended: bool
 
 
 class Search:
@@ -220,8 +221,11 @@ class Search:
             before = tried.setdefault((o.roots, o.state.leaves), [])
             if before and (len(before) >= 2 or abs(o.state.score - before[0]) <= TIE * before[0]):
                 continue
-            if math.isfinite(limit) and (done >= most or self.pricer.statements >= self.limits.statements):
-                break
+            if math.isfinite(limit):
+                if self.pricer.statements >= self.limits.statements:
+                    break
+                if done >= most and not (top and o.ended and o.guess < HOPEFUL * limit):  # then those before it took much more than guessed
+                    continue
             before.append(o.state.score)
             kernels = self._kernels(o.roots, o.state)
             if not kernels:
@@ -300,7 +304,7 @@ class Search:
                 floor, later, rest = ahead[mask]
                 if math.isfinite(b.bound + floor):
                     after = max(floor, HOPEFUL * later)
-                    out.append(_Next(b.guess + later, b.bound + floor, group, b.state, rest, after))
+                    out.append(_Next(b.guess + later, b.bound + floor, group, b.state, rest, after, b.ended))
         return sorted(out, key=lambda o: (o.guess, o.roots, o.state.chosen))
 
     def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:

@@ -229,7 +229,7 @@ def test_logits_of_a_cross_entropy_never_lie_in_memory() -> None:
     assert all(size <= n * v / 128 * 4 for size in temps(p).values()) and len(p.kernels) == 2
 
 
-@pytest.mark.parametrize("n", [4096, 16384])
+@pytest.mark.parametrize("n", [1024, 4096, 16384])
 def test_what_every_block_needs_is_computed_once(n: int) -> None:
     """Sums over the keys do not depend on queries: no block of queries computes them again."""
     p = plan("performer", GPU, n=n)
