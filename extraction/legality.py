@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..graph import Graph, Node
@@ -13,6 +14,7 @@ from ..terms import Monoid, Term, postorder
 EXP_LIMIT = {"float64": 700.0, "float32": 80.0, "bfloat16": 80.0, "float16": 11.0}
 GROWS_LIKE_EXP = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 NOT_AT_ZERO = frozenset({"recip", "log", "log2", "log10", "rsqrt"})
+FLOAT16_MAX = 65504.0
 TINY = 1e-30
 MOST = 256  # nodes of a class
 
@@ -28,7 +30,8 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     values that are computed twice may be rounded in two ways.  And a difference that the source takes first is not opened: (x − m) − y
     may be small where m + y is large, and so may (x − m)·y where m is a reduction, beside x·y and m·y.  Nor does a value that cannot
     overflow in the source come from one that can, though the source may compute that one too: exp (x − m) beside exp x is not
-    exp x · exp (−m).
+    exp x · exp (−m).  And what products read as float16 is what the source makes, or known to fit: (A·B)·C does not become A·(B·C),
+    nor (x·r·g)·w r·((x·g)·w).
 
     A rule may retire what the source computes for something that turns out not to be legal: where no form of an output is left,
     the source's own come back.
@@ -42,6 +45,7 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
 
 def _legal(graph: Graph, compute_dtype: str, operand_dtype: str | None, numerics: str) -> dict[int, list[Node]]:
     centred, differences = _Centred(graph), _Differences(graph)
+    ranges = _Ranges(graph, FLOAT16_MAX) if operand_dtype == "float16" and numerics != "fast" else None
     carried = {c for c, n in graph.items() if n.op == "fold" and is_payload(n.attr)}
     narrow = _operands(graph) if operand_dtype == "float16" else frozenset()
 
@@ -54,6 +58,8 @@ def _legal(graph: Graph, compute_dtype: str, operand_dtype: str | None, numerics
 
     def legal(c: int, n: Node) -> bool:
         if c in carried and n.op == "red":
+            return False
+        if ranges is not None and n.why != "source" and not ranges.hold(c, n):
             return False
         if n.op == "add" and n.why != "source" and len(n.args) > 2 and numerics != "fast" and differences.opened(c, n):
             return False
@@ -166,6 +172,52 @@ def _kept_apart(nodes: dict[int, list[Node]], overflows: int) -> dict[int, list[
     own = {c: [n for n in ns if n.why == "source"] or ns for c, ns in nodes.items()}
     apart = _made({c: [n for n in ns if c != overflows or not _steep(n)] for c, ns in own.items()})
     return {c: [n for n in ns if n.why == "source" or c not in apart or apart.issuperset(n.args)] for c, ns in nodes.items()}
+
+
+class _Ranges:
+    """What products read is rounded to a type with a small range.  What the source has fits as well as it does in the source; of
+    anything else bounds must say that it fits."""
+
+    def __init__(self, graph: Graph, most: float):
+        self.graph, self.most = graph, most
+        summed = {n.args[0] for _, n in graph.items() if n.op == "red" and n.attr[0] == "+"}  # type: ignore[index]
+        self.summed = summed | {a for _, n in graph.items() if n.op == "fold" for a in n.args}
+
+    def hold(self, c: int, n: Node) -> bool:
+        """Do operands fit, if this is a product of matrices that a sum adds up?"""
+        if n.op != "mul" or c not in self.summed:
+            return True
+        near, others = self._operands(n)
+        return not others or (self._fits(near) and self._fits(others))
+
+    def _fits(self, factors: Sequence[int], depth: int = 4) -> bool:
+        """Does the product of some factors?  One of them may be as large as what the source has."""
+        large = [f for f in factors if self._size(f) > 1.0]
+        return (len(large) == 1 and self._tame(large[0], depth)) or math.prod(map(self._size, large)) <= self.most
+
+    def _tame(self, c: int, depth: int) -> bool:
+        """Is it within bounds, or at most as large as what the source has?"""
+        if self.graph.has(c, "source") or self._size(c) <= self.most:
+            return True
+        return depth > 0 and any(self._tamed(n, depth - 1) for n in self.graph.nodes[c])
+
+    def _tamed(self, n: Node, depth: int) -> bool:
+        match n.op:
+            case "view":
+                return self._tame(n.args[0], depth)
+            case "where":
+                return all(self._tame(a, depth) for a in n.args[1:])
+        return n.op == "mul" and self._fits(n.args, depth)
+
+    def _size(self, c: int) -> float:
+        lo, hi = self.graph.interval(c)
+        return max(-lo, hi)
+
+    def _operands(self, n: Node) -> tuple[list[int], list[int]]:
+        """The factors as they are gathered: those that have no more axes than the widest one, and the others."""
+        axes = {a: self.graph.free.get(a, frozenset()) for a in n.args}
+        wide = max(axes.values(), key=lambda xs: math.prod(self.graph.extents.get(a, 2) for a in xs))
+        return [a for a in n.args if axes[a] <= wide], [a for a in n.args if not axes[a] <= wide]
 
 
 class _Differences:

@@ -228,7 +228,7 @@ BOUNDS = [
     *(_rule(f"(= t ({n})) (un-upper f b)", "(set (hz t) b)") for n in ("Un f x", "Bi f x y")),
     _rule('(= t (Un "exp" x)) (= h (hz x)) (< h 700.0)', f"(set (hz t) (* (^ {_EULER} h) {_UP}))"),
     _rule('(= t (Un "exp" x)) (= l (lz x)) (> l -700.0) (< l 700.0)', f"(set (lo t) (* (^ {_EULER} l) {_DOWN}))"),
-    _rule('(= t (Un "recip" x)) (= h (hi x)) (= l (lo x)) (> l 0.0)', f"(set (lo t) (* (/ 1.0 h) {_DOWN})) (set (lz t) 0.0)"),
+    _rule('(= t (Un "recip" x)) (= h (hi x)) (= l (lo x)) (> l 0.0) (> h 0.0)', f"(set (lo t) (* (/ 1.0 h) {_DOWN})) (set (lz t) 0.0)"),
     _rule('(= t (Un "recip" x)) (= l (lz x)) (> l 0.0)', f"(set (hz t) (* (/ 1.0 l) {_UP}))"),
     _rule('(= t (Un "rsqrt" x)) (= l (lz x)) (> l 0.0)', f"(set (hz t) (* (/ 1.0 (^ l 0.5)) {_UP}))"),
     _rule('(= t (Un "rsqrt" x)) (= h (hz x)) (> h 0.0)', f"(set (lo t) (* (/ 1.0 (^ h 0.5)) {_DOWN}))"),

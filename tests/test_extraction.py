@@ -413,6 +413,20 @@ def test_bounds_follow_the_type_of_the_operand() -> None:
 # ------------------------------------------------------------------------------------------------------ types in memory
 
 
+@pytest.mark.parametrize("name", ["matmul_chain", "rmsnorm_gain_linear"])
+def test_operands_that_the_source_does_not_make_may_overflow_float16(name: str) -> None:
+    """B·C of (A·B)·C, x·g of (x·r·g)·w: products read them in 16 bits, and nothing bounds them."""
+
+    def form(dtype: str, numerics: str = "safe") -> tuple[str, ...]:
+        case = CASES[name]
+        return en.optimize(case.function("full"), GPU, specs=case.specs("full", dtype=dtype), numerics=numerics).form
+
+    def kept(f: tuple[str, ...]) -> bool:
+        return "b[a1, a2]·a[a0, a1]" in f[0] if name == "matmul_chain" else "Σ[a1] recip(" in f[0]
+
+    assert kept(form("float16")) and not kept(form("float16", "fast"))
+
+
 def test_types_of_intermediates() -> None:
     """16 bits for what feeds products; partial states, statistics of rows and positions keep float32."""
     decode = extraction("decode_gqa", n=65536)

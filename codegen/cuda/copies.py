@@ -93,6 +93,8 @@ class Copies(Elementwise):
                 for x, n, g in ((row, plan.rows, plan.outer), (column, plan.columns, plan.inner))
                 if self.overhangs(layout, g, n)
             ]
+            sides = plan.outer, plan.inner  # where a group has axes of both, what overhangs it lies anywhere in the tile, or beyond
+            inside += [f"{f.flat(g)} < {g.size}" for g in layout if g and g.padded > g.size and g.axes not in sides]
             read = f"({self.ctype(v)})value({tile}.get({row}, {column}))"
             self.t(f"{name}{self.at(layout)} = {' && '.join(inside) + f' ? {read} : ({self.ctype(v)})0' if inside else read};")
 
