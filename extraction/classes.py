@@ -31,6 +31,7 @@ class Classes:
     nodes     usable nodes of each class that the outputs need
     room      bytes that one intermediate may take
     outputs   class → outputs of the program that it gives (number, output)
+    rounds    does the target round what it computes to 16 bits where a product of matrices takes it as an operand?
     """
 
     graph: Graph
@@ -38,6 +39,7 @@ class Classes:
     nodes: dict[int, list[Node]]
     room: float = math.inf
     outputs: dict[int, list[tuple[int, Output]]] = field(default_factory=dict)
+    rounds: bool = False
 
     def __post_init__(self) -> None:
         for i, (c, o) in enumerate(zip(self.graph.outputs, self.program.outputs)):
@@ -153,7 +155,8 @@ class Classes:
 
     def dtype(self, c: int) -> str:
         """The type in which a class is stored.  16 bits only for values of the source that are neither positions nor products
-        about to be summed nor statistics nor seen by an exp, a log or a jump, which would amplify the rounding; and float16 only for what fits it or is rounded for a product anyway."""
+        about to be summed nor statistics nor seen by an exp, a log or a jump, which would amplify the rounding, and for others that
+        nothing but matrix units reads; and float16 only for what fits it or is rounded for a product anyway."""
         return self.outputs[c][0][1].dtype if c in self.outputs else self._own_dtype(c)
 
     def readable(self, c: int) -> bool:
@@ -174,7 +177,7 @@ class Classes:
         lo, hi = self.graph.interval(c)
         fits = self.half != "float16" or (lo >= -FLOAT16_MAX and hi <= FLOAT16_MAX) or c in self._operands
         exact = any(c in group for group in (self._positions, self._amplified, self._products, self._statistics))
-        narrow = c in self.source and not exact and fits
+        narrow = fits and (not exact if c in self.source else c in self._rounded_anyway)
         return self.half if narrow else self.program.compute_dtype
 
     def parts(self, c: int) -> list[int]:
@@ -211,6 +214,33 @@ class Classes:
     def _operands(self) -> frozenset[int]:
         """Factors of the products that the source sums."""
         return frozenset(a for p in self._products for a in self.source[p].args)
+
+    @cached_property
+    def _rounded_anyway(self) -> frozenset[int]:
+        """Classes that a rule has made and that nothing reads but products of matrices, as an operand: in one kernel with such a
+        product they would be rounded too.  No partial results: those are added up in full precision first.  And none where results
+        are wanted in more than 16 bits: there no computed operand is rounded."""
+        if not self.rounds or any(o.dtype in ("float32", "float64") for o in self.program.outputs):
+            return frozenset()
+        readers: dict[int, list[tuple[int, Node]]] = {}
+        for c, ns in self.nodes.items():
+            for n in ns:
+                for a in dict.fromkeys(n.args):
+                    readers.setdefault(a, []).append((c, n))
+        free = self.graph.free
+
+        def operand(c: int, product: int, n: Node) -> bool:
+            """Is the class an operand of products of matrices alone, by this node?"""
+            others = [a for a in n.args if a != c]
+            beside: frozenset[str] = frozenset().union(*[free[a] for a in others])
+            sums = readers.get(product, [])
+            if n.op != "mul" or len(others) < len(n.args) - 1 or not sums:
+                return False
+            rows, columns = free[c] - beside, beside - free[c]
+            return all(m.op == "red" and m.attr[0] == "+" and free[r] & rows and free[r] & columns for r, m in sums)  # type: ignore[index]
+
+        made = (c for c in readers if c not in self.source and not any("." in a for a in free[c]))
+        return frozenset(c for c in made if all(operand(c, p, n) for p, n in readers[c]))
 
     @cached_property
     def _products(self) -> frozenset[int]:

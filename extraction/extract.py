@@ -124,10 +124,10 @@ def _extract(
     missing = [i for i, c in enumerate(graph.outputs) if c not in nodes]
     if missing:
         raise PlanError(f"no legal form of output {missing[0]} exists", 'numerics="fast" allows forms that may overflow')
-    classes = Classes(graph, program, nodes, model.intermediate)
+    classes = Classes(graph, program, nodes, model.intermediate, rounds=half is not None)
     compared, selections = consistent(classes)
     if compared:
-        classes = Classes(graph, program, usable(selections, graph.outputs), model.intermediate)
+        classes = replace(classes, nodes=usable(selections, graph.outputs), outputs={})
     classes = with_copies(classes)
     build = Builder(classes, model)
     cones = regions(classes, forced_cuts(classes, model) | compared, compared)

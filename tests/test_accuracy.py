@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from eqsat_neptune.codegen.cuda.emulate import host_compiler, run
@@ -12,6 +13,7 @@ from eqsat_neptune.codegen.lower import lower
 
 import eqsat_neptune as en
 from eqsat_neptune import xp
+from eqsat_neptune.programs import CASES
 
 
 def normalised(x: np.ndarray) -> np.ndarray:
@@ -53,6 +55,35 @@ def test_statistics_far_from_zero_on_a_gpu(name: str) -> None:
         plan = en.optimize(STATISTICS[name][0], "cuda:sm_80", specs=[en.TensorSpec(x.shape, "float32")]).plan
         (out,) = run([lower(k, plan.buffers) for k in plan.kernels], plan.buffers, {"x": x})
         no_worse(name, x, out["out0"])
+
+
+def stepwise(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Linear attention with every step rounded to bfloat16, as an eager library has it; products add up in float32."""
+
+    def half(x: np.ndarray) -> np.ndarray:
+        return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    def feature(x: np.ndarray) -> np.ndarray:
+        x = x.astype(np.float32)
+        return half(np.where(x > 0, half(x + 1), half(np.exp(np.minimum(x, 0)))))
+
+    a = half(feature(q) @ feature(k).swapaxes(-1, -2))
+    return half(half(a / half(a.sum(-1, keepdims=True))) @ v.astype(np.float32))
+
+
+@pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler for the emulator")
+@pytest.mark.parametrize("mean", [0.0, 10.0])
+def test_a_product_is_rounded_in_memory_as_it_would_be_in_a_kernel(mean: float) -> None:
+    """keys · values lies in memory in 16 bits, because the product with it takes it so."""
+    case, extents = CASES["linear_attention"], {"h": 1, "n": 2048, "d": 64}
+    kernel = en.optimize(case.function("full"), "cuda:sm_90a", specs=case.specs("full", **extents))
+    assert "bfloat16" in {b.dtype for b in kernel.plan.buffers.values() if b.kind == "temp"}
+    rng = np.random.default_rng(0)
+    q, k, v = ((rng.standard_normal((1, 2048, 64)) + m).astype(ml_dtypes.bfloat16) for m in (0.0, 0.0, mean))
+    want = en.evaluate(kernel.program, q, k, v)
+    (out,) = run([lower(x, kernel.plan.buffers) for x in kernel.plan.kernels], kernel.plan.buffers, {"q": q, "k": k, "v": v})
+    ours, steps = (np.linalg.norm(x.astype(np.float64) - want) for x in (out["out0"], stepwise(q, k, v)))
+    assert ours <= steps
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -445,6 +445,34 @@ def test_types_of_intermediates() -> None:
     assert {temps[name] for name in multiplied & temps.keys()} == {"bfloat16"}
     cl = Classes(*saturated("kmeans_assign"), legal_nodes(saturated("kmeans_assign")[0], "float32", None))
     assert {cl.dtype(c) for c in cl._positions if c not in cl.outputs} <= {"float32"}
+
+
+def test_what_only_matrix_units_read_is_stored_as_they_take_it() -> None:
+    """A product that a rule has made, and that another product reads: rounded in memory where it would be rounded in a kernel."""
+
+    def chain(x, a, b, exact: bool = False):  # type: ignore[no-untyped-def]
+        y = (x @ a) @ b
+        return en.xp.astype(y, en.xp.float32) if exact else y
+
+    def temporaries(fn, target: str, dtype: str = "bfloat16", bound: float = math.inf) -> set[str]:  # type: ignore[no-untyped-def]
+        shapes = (8192, 1024), (1024, 4096), (4096, 64)  # a·b is the small one
+        program = en.trace(fn, *[en.TensorSpec(s, dtype, range=(-bound, bound) if bound < math.inf else None) for s in shapes])
+        plan = extract(egraph.saturate(program).graph, program, model_for(target)).plan
+        assert len(plan.kernels) == 2
+        return {b.dtype for b in plan.buffers.values() if b.kind == "temp"}
+
+    assert temporaries(chain, "cuda:sm_90a") == {"bfloat16"}
+    assert temporaries(chain, "cuda:sm_90a", "float16") == {"float32"}  # a sum of 4096 products may not fit
+    assert temporaries(chain, "cuda:sm_90a", "float16", 1.0) == {"float16"}
+    assert temporaries(chain, "cuda:sm_90a", "float32") == {"float32"}
+    assert temporaries(partial(chain, exact=True), "cuda:sm_90a") == {"float32"}  # nothing is rounded on the way there
+    assert temporaries(chain, "cpu") == {"float32"}  # no matrix unit rounds there
+
+    plan = extraction("linear_attention", n=16384).plan
+    stored = {s.buffer: s.term for k in plan.kernels for s in k.stores}
+    kept = {b.name: b.dtype for b in plan.buffers.values() if b.kind == "temp"}
+    assert set(kept.values()) == {"bfloat16", "float32"}  # the product, and the sum that divides
+    assert all((dtype == "bfloat16") == (len(stored[name].free) == 3) for name, dtype in kept.items())
 
 
 # ------------------------------------------------------------------------------------------------ names, determinism

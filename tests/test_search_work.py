@@ -42,17 +42,17 @@ SLOWEST = (
 LONGER = {"performer": 4.0}  # one search with its pivots and one with tensors side by side, each with up to 16 numbers of parts
 
 
-def graph_of(name: str, target: str) -> tuple[Graph, Program]:
+def graph_of(name: str, target: str, dtype: str | None = None) -> tuple[Graph, Program]:
     """The graph that `optimize` searches at the full size."""
-    program = en.trace(CASES[name].function("full"), *CASES[name].specs("full"))
+    program = en.trace(CASES[name].function("full"), *CASES[name].specs("full", dtype))
     found = egraph.saturate(
         program, splittable=splittable(program, parse_target(target)), joins=joins(program, model_for(target))
     )
     return found.graph, program
 
 
-def search(name: str, target: str) -> Extraction:
-    return extract(*graph_of(name, target), model_for(target))
+def search(name: str, target: str, dtype: str | None = None) -> Extraction:
+    return extract(*graph_of(name, target, dtype), model_for(target))
 
 
 def counts(found: Extraction) -> tuple[float, ...]:
@@ -102,9 +102,9 @@ def test_no_search_takes_long(name: str, target: str) -> None:
 
 
 def test_no_matrix_product_reads_float32_from_memory() -> None:
-    """The state of linear attention (keys times values) lies in float32: matrix units cannot multiply what is loaded so, which
-    the search must know before it prices anything."""
-    plan = search("linear_attention", "cuda:sm_90a").plan
+    """The state of linear attention (keys times values) lies in float32 where float16 may not hold it: matrix units cannot multiply
+    what is loaded so, which the search must know before it prices anything."""
+    plan = search("linear_attention", "cuda:sm_90a", "float16").plan
     for k in plan.kernels:
         p = lower(k, plan.buffers, plan.compute_dtype)
         loads = {s.out.id: p.buffer(s.buffer).dtype for s in walk(p.body) if isinstance(s, Load)}
