@@ -40,7 +40,8 @@ ALIKE = 6.0  # power mean of what limits a block: where two are alike, neither i
 @dataclass(frozen=True)
 class Form:
     """What does not depend on sizes.  units: products of matrices; products: (row axes, column axes, summed axes) of each; computed: those
-    whose left operand is; staged, fixed: loads of tiles, in the loop and before it.  chained: do some products read what others gave?"""
+    whose left operand is; staged, fixed: loads of tiles, in the loop and before it; sources: of those in the loop the ones that left
+    operands are made of.  chained: do some products read what others gave, or what is made of loaded tiles?"""
 
     loop: Loop
     units: tuple[Contract, ...]
@@ -48,6 +49,7 @@ class Form:
     computed: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...]
     staged: tuple[Load, ...]
     fixed: tuple[Load, ...]
+    sources: tuple[Load, ...]
     chained: bool
     batch: tuple[str, ...]
     carried: frozenset[tuple[tuple[str, ...], tuple[str, ...]]]  # (row axes, column axes) of what is carried
@@ -85,11 +87,20 @@ def form(program: TileProgram, block: Block) -> Form | None:
     chained = False
     carried: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()
     tiles: dict[int, Load] = {}
+    sources: dict[int, Load] = {}
+    plain = False  # is there a product of another kind?
     for s in units:
         p = W.Product.of(s)
         a, b = s.a.id in made, s.b.id in made
-        if (a and b) or (a and s.a.id not in computed) or (b and s.b.id not in computed):
+        if a and b:
             return None
+        own = [v for v in (s.a, s.b) if v.id in made and v.id not in computed]  # made of what is loaded
+        for v in own:
+            found = _loaded(v, program, loads, inside)
+            if not found:
+                return None
+            sources |= found
+        plain = plain or not own
         if (a or b) and s.out.id not in nexts:
             return None
         chained = chained or a or b
@@ -122,12 +133,41 @@ def form(program: TileProgram, block: Block) -> Form | None:
     for s in walk(program.body):
         for v in _operands(s):
             readers[v.id] = readers.get(v.id, 0) + (not isinstance(s, Contract) or id(s) not in block.units)
-    if any(readers.get(v) for v in tiles):
+    if any(readers.get(v) for v in tiles) or (sources and plain):
         return None  # read by element, too
+    tiles = {**sources, **tiles}
     staged = tuple(t for t in tiles.values() if id(t) in inside)
     fixed = tuple(t for t in tiles.values() if id(t) not in inside)
     batch = tuple(sorted({a for s in units for a in W.Product.of(s).batch}))
-    return Form(loop, tuple(units), tuple(products), tuple(lefts.values()), staged, fixed, chained, batch, frozenset(carried))
+    return Form(
+        loop,
+        tuple(units),
+        tuple(products),
+        tuple(lefts.values()),
+        staged,
+        fixed,
+        tuple(sources.values()),
+        chained,
+        batch,
+        frozenset(carried),
+    )
+
+
+def _loaded(v: Value, program: TileProgram, loads: dict[int, Load], inside: set[int]) -> dict[int, Load]:
+    """The tiles that an elementwise value is made of, if a loop's copies can bring them: as many axes, in 16 bits, in the loop."""
+    made = {s.out.id: s for s in walk(program.body) if isinstance(s, Map)}
+    out: dict[int, Load] = {}
+    todo = [v]
+    while todo:
+        u = todo.pop()
+        if u.id in made:
+            todo.extend(made[u.id].args)
+        elif u.id in loads and set(u.axes) == set(v.axes):
+            s = loads[u.id]
+            if id(s) not in inside or program.buffer(s.buffer).dtype not in HALF:
+                return {}
+            out[u.id] = s
+    return out
 
 
 def _shared_bytes(f: Form, sizes: Sizes, b: Block) -> Array:
@@ -139,6 +179,8 @@ def _shared_bytes(f: Form, sizes: Sizes, b: Block) -> Array:
         rows, cols, inner = (sizes.elements(x) for x in (r, c, k))
         left = 0.0 if (r, c, k) in f.computed else rows * inner
         out = out + 2.0 * runs[id(s)] * (left + rows / ROWS * cols * inner)
+    for t in f.sources:
+        out = out + 2.0 * runs[id(t)] * sizes.elements(t.out.axes)
     return out
 
 
@@ -174,6 +216,8 @@ def price(
             [(r, k) for r, _, k in f.computed],
         )
     )
+    if f.sources:  # they are there in full, and rounded
+        operands = operands * (1.0 + 2.0 * len(f.sources))
     both = sums + scores + operands / 2.0
     held = np.minimum(both, sums + np.maximum(scores, operands / 2.0))
     several = len([0 for r, c, _ in f.products if (r, c) not in f.carried]) > 1

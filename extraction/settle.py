@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..codegen.lower import lower
-from ..codegen.tile import TileProgram
+from ..codegen.tile import Contract, TileProgram
 from ..cost_models.base import CostModel, Sizes
 from .kernels import thin
 from .plan import Axis, Buffer, Cost, Kernel, Plan
@@ -24,20 +24,18 @@ WORTH = 0.99  # other tiles are taken where they have so much of the time or les
 
 def settle(plan: Plan, model: CostModel, plain: CostModel, schedule: Schedules, finer: Ladders) -> Plan:
     """plain: the model without the schedules that may be impossible; finer: sizes that these are tried with, too, once all else is chosen."""
-    kernels = []
-    for k in plan.kernels:
-        if k.choices.get("warpgroups"):
-            for way in (refined(k, plan, model, finer), k):
-                found = schedule(lower(way, plan.buffers, plan.compute_dtype), plan.buffers) if way is not None else None
-                if way is not None and found is not None:
-                    k = replace(way, choices=found)
-                    break
-            else:
-                k = anew(k, plan, plain)
-        else:
-            k = replace(k, choices={n: v for n, v in k.choices.items() if n != "warpgroups"})
-        kernels.append(k)
-    return replace(plan, kernels=tuple(kernels))
+
+    def settled(k: Kernel) -> Kernel:
+        pipeline = bool(k.choices.get("warpgroups"))
+        for way in (refined(k, plan, model, finer), k) if pipeline else (streamed(k, plan, model),):
+            found = schedule(lower(way, plan.buffers, plan.compute_dtype), plan.buffers) if way is not None else None
+            if way is not None and found is not None:
+                return replace(way, choices=found)
+        if pipeline:
+            return anew(k, plan, plain)
+        return replace(k, choices={n: v for n, v in k.choices.items() if n != "warpgroups"})
+
+    return replace(plan, kernels=tuple(map(settled, plan.kernels)))
 
 
 def refined(k: Kernel, plan: Plan, model: CostModel, finer: Ladders) -> Kernel | None:
@@ -45,6 +43,28 @@ def refined(k: Kernel, plan: Plan, model: CostModel, finer: Ladders) -> Kernel |
     program = lower(k, plan.buffers, plan.compute_dtype)
     ladder = finer(program, {a: x.tile for a, x in k.axes.items()}, {a: x.extent for a, x in k.axes.items()})
     found = best_of(k, program, ladder, model)
+    before = k.cost.seconds if k.cost else np.inf
+    return found if found.choices.get("warpgroups") and found.cost and found.cost.seconds <= WORTH * before else None
+
+
+def streamed(k: Kernel, plan: Plan, model: CostModel) -> Kernel | None:
+    """A kernel without a loop as a pipeline that walks what its products sum over, in one tile or two, if that is better: the search
+    leaves short axes whole, but blocks that take one tile of work after the other load the next one beside it."""
+    if any(x.role == "loop" for x in k.axes.values()):
+        return None
+    program = lower(k, plan.buffers, plan.compute_dtype)
+    products = [
+        s for s in program.body if isinstance(s, Contract) and set(s.a.axes) - set(s.b.axes) and set(s.b.axes) - set(s.a.axes)
+    ]
+    summed = dict.fromkeys(a for s in products for a in s.axes if k.axes[a].role == "whole")
+    if len(summed) != 1:
+        return None
+    (a,) = summed
+    other = replace(k, axes=k.axes | {a: replace(k.axes[a], role="loop")})
+    program = lower(other, plan.buffers, plan.compute_dtype)
+    ladder = dict(thin(model.tiles(program, {x: y.extent for x, y in k.axes.items()})))
+    ladder[a] = tuple(dict.fromkeys((min(64, k.axes[a].extent), k.axes[a].extent)))
+    found = best_of(other, program, ladder, model)
     before = k.cost.seconds if k.cost else np.inf
     return found if found.choices.get("warpgroups") and found.cost and found.cost.seconds <= WORTH * before else None
 

@@ -23,6 +23,7 @@ from eqsat_neptune import programs
 from eqsat_neptune.programs import CASES
 from eqsat_neptune.runtime.compiled import Compiled
 from eqsat_neptune.runtime.nvrtc import compiler_version
+from eqsat_neptune.terms import postorder
 
 needs_compiler = pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler for the emulator")
 
@@ -262,6 +263,78 @@ def test_matrix_product_in_clusters(size: tuple[int, int, int], tiles: tuple[int
     s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, cuda_arch("sm_90a"))
     assert isinstance(s, Pipeline) and s.cluster == cluster and s.spread
     check(p, plan, draw(p))
+
+
+def feature(x):  # type: ignore[no-untyped-def]
+    return en.xp.where(x > 0, x + 1.0, en.xp.exp(en.xp.minimum(x, 0.0)))  # 1 where a copy brings zeros
+
+
+@needs_compiler
+@pytest.mark.parametrize(("hold", "cluster"), [(True, 1), (False, 2)])
+@pytest.mark.parametrize(
+    ("operands", "size", "dtype"),
+    [
+        ("x @ w", (512, 192, 160), "bfloat16"),
+        ("x @ w", (200, 328, 72), "float16"),
+        ("x @ w.mT", (200, 328, 72), "bfloat16"),
+        ("x.mT @ w", (256, 300, 136), "bfloat16"),
+        ("x * y @ w", (300, 200, 80), "bfloat16"),
+    ],
+)
+def test_operands_that_are_made_of_loaded_tiles(
+    operands: str, size: tuple[int, int, int], dtype: str, hold: bool, cluster: int
+) -> None:
+    """Elementwise work on what copies have brought, straight or turned, of one tile or two; ends that are ragged, where it does not
+    make zeros of zeros; several tiles of work to a block."""
+    m, k, n = size
+    shapes = {"x": (k, m) if operands.startswith("x.mT") else (m, k), "w": (n, k) if operands.endswith("w.mT") else (k, n)}
+    if "y" in operands:
+        shapes["y"] = shapes["x"]
+
+    def f(x, w, y=None):  # type: ignore[no-untyped-def]
+        left = feature(x) if y is None else feature(x) * y
+        return (left.mT if operands.startswith("x.mT") else left) @ (w.mT if operands.endswith("w.mT") else w)
+
+    p = en.trace(f, *[en.TensorSpec(s, dtype) for s in shapes.values()])
+    k0 = en.optimize(p, "cuda:sm_90a").plan.kernels[0]
+    (loop,) = (t.attr[1] for t in postorder([k0.stores[0].term]) if t.op == "red")  # type: ignore[index]
+    rows, columns = (next(a for a in d if a in k0.axes) for d in p.outputs[0].dims)
+    plan = planned(p, {rows: 128, loop: 64, columns: 64}, warpgroups=2, stages=2, hold=hold, cluster=cluster)
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
+    assert isinstance(s, Pipeline) and len(s.sources) == 1 + ("y" in operands) and not s.parts.early
+    check(p, plan, draw(p))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("heads", "n", "d", "dv", "streamed"), [(3, 300, 128, 96, 128), (2, 200, 96, 64, 64), (2, 328, 80, 128, 64)]
+)
+def test_short_sums_are_streamed(heads: int, n: int, d: int, dv: int, streamed: int) -> None:
+    """Linear attention: keys' features times values, whose sum is taken beside it, then queries' features times that and times the sum.  The
+    second product adds over one dimension of a head, which the search leaves whole: without a loop there would be no pipeline."""
+    fn = CASES["linear_attention"].function("full")
+    large = en.optimize(en.trace(fn, *[en.TensorSpec((32, 16384, 128), "bfloat16")] * 3), "cuda:sm_90a").plan
+    assert [k.choices.get("warpgroups") for k in large.kernels] == [2, 2]
+    p = en.trace(fn, *[en.TensorSpec((heads, n, x), "bfloat16") for x in (d, d, dv)])
+    plan = smaller(large, p)
+    first, second = plan.kernels
+    first = replace(first, axes=first.axes | {"a2": replace(first.axes["a2"], tile=128)})
+    tiles = {"a2": streamed, "a4": dv}
+    second = replace(second, axes={a: replace(x, tile=tiles.get(a, x.tile)) for a, x in second.axes.items()})
+    plan = replace(plan, kernels=(first, second))
+    for k in plan.kernels:
+        s = schedule_of(lower(k, plan.buffers), plan.buffers, hopper_emulator_arch())
+        assert isinstance(s, Pipeline) and s.sources
+    check(p, plan, draw(p))
+
+
+def test_tiles_that_are_read_by_products_and_by_element() -> None:
+    """As they are and made something of: the layout that one product wants is not the other's."""
+    specs = [en.TensorSpec(s, "bfloat16") for s in ((512, 256), (256, 128), (256, 128))]
+    p = en.trace(lambda x, w, u: x @ w + feature(x) @ u, *specs)
+    plan = planned(p, {"a0": 128, "a1": 64, "a2": 64}, warpgroups=2, stages=2)
+    with pytest.raises(Unsupported, match="read by products and by element"):
+        schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, hopper_emulator_arch())
 
 
 @needs_compiler

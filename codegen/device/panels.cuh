@@ -15,8 +15,11 @@ template <int STAGES> struct Ring {
 template <typename T, int ROWS, int COLUMNS> struct Panels {
     typedef T Element;
     static_assert(sizeof(T) == 2 && ROWS % 8 == 0, "whole groups of eight rows of 16-bit elements");
-    static constexpr int PANELS = (COLUMNS + 63) / 64, PANEL = ROWS * 128, BYTES = PANELS * PANEL;
+    static constexpr int PANELS = (COLUMNS + 63) / 64, PANEL = ROWS * 128, BYTES = PANELS * PANEL, PITCH = 128;
     u32 base;
+    MEMBER u32 chunk(int row, int c) const { return base + c / 8 * PANEL + row * PITCH + ((c ^ row) & 7) * 16; }
+    // The chunk n after the one at `at`, in the same row; n and the bits of the first one's number must not overlap.
+    MEMBER static u32 step(u32 at, int n) { return (at ^ (n & 7) * 16) + n / 8 * PANEL; }
     MEMBER u32 place(int row, int column) const {
         return base + column / 64 * PANEL + row * 128 + ((column / 8 ^ row) & 7) * 16 + column % 8 * 2;
     }

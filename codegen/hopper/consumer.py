@@ -57,6 +57,7 @@ class Consumer(Iteration, Results):
         self.early_ring = self.rings(v for v in tiles if v in early_tiles)
         self.late_ring = self.rings(v for v in tiles if v in late_tiles and v not in early_tiles)
         self.late_ring |= self.rings((v for v in tiles if v in late_tiles and v in early_tiles), "_late")
+        self.source_ring = self.rings(self.pipe.sources)
         running = [v for v in tiles if v in late_tiles and tiles[v].loop is not None]
         self.done_ring = {} if parts.early else self.rings(running, "_done")
 
@@ -99,7 +100,9 @@ class Consumer(Iteration, Results):
                 t(f"{self.issue_early_name}(Yes{{}});")
                 t("products_wait<0>();")
         with t.block("while (work >= 0)"):
-            for ring in dict.fromkeys([*self.early_ring.values(), *self.late_ring.values(), *self.done_ring.values()]):
+            for ring in dict.fromkeys(
+                x for rings in (self.early_ring, self.late_ring, self.source_ring, self.done_ring) for x in rings.values()
+            ):
                 t(f"{ring}.settle();")
             self.positions("work / 2" if pipe.frozen else "work")
             if pipe.frozen:
@@ -178,7 +181,7 @@ class Consumer(Iteration, Results):
                 with t.block(f"auto {absorb} = [&](auto at_edge, auto at_start) INLINE_LAMBDA", "};"):
                     self.absorb(position, which)
             with t.block(f"auto {step} = [&](auto at_edge) INLINE_LAMBDA", "};"):
-                self.step(absorb, tile, first)
+                self.step(absorb, tile, first, position)
             return absorb, step
 
         absorb, step = steps("", parts)
@@ -189,7 +192,8 @@ class Consumer(Iteration, Results):
             t(f"--{tile};")
         elif frozen:
             t(f"{step}({'Yes' if state.edges else 'No'}{{}});  // where pivots stay is up to the first tile")
-        self.before_loop, self.one_step = len(t.out), f"if ({tile} >= {first}) {step}(No{{}});"
+        self.before_loop = len(t.out)
+        self.one_step = f"if ({tile} >= {first}) {step}({'Yes' if state.edges else 'No'}{{}});"  # it may be at an edge
         low = any(dict(c.terms).get(a, 0) > 0 for c in (*loop.constraints, *state.limits))
         until = f"at_least({state.full[0]}, {first})" if low else first
         if state.edges:
@@ -206,7 +210,7 @@ class Consumer(Iteration, Results):
         self.env = outer_env
         self.finish(loop)
 
-    def step(self, absorb: str, tile: str, first: str) -> None:
+    def step(self, absorb: str, tile: str, first: str, position: str) -> None:
         """One iteration: its early products, the late products of the one before, and its elementwise work."""
         t, pipe, parts = self.t, self.pipe, self.pipe.parts
         if pipe.overlap:
@@ -227,6 +231,14 @@ class Consumer(Iteration, Results):
                 self.issue_late()
                 t("products_wait<0>();")
                 self.late_done()
+        elif pipe.sources:
+            self.absorb_alone(position, parts)
+            with t.block("if (!alone)"):
+                self.release_done()
+            t("alone = false;")
+            self.issue_late()
+            for _, ring in self.led_rings(self.late_ring):
+                t(f"{ring}.advance();")
         else:
             self.issue_late()
             for _, ring in self.led_rings(self.late_ring):

@@ -84,6 +84,27 @@ class Iteration(Products):
         self.advance(c for c in pipe.loop.carries if c.next.id not in still and c.phi.id not in fixed)
         self.env, self.readers = env, readers
 
+    def absorb_alone(self, position: str, parts: Parts) -> None:
+        """The elementwise work of an iteration that makes operands of loaded tiles, beside the late products of the one before."""
+        t = self.t
+        env = dict(self.env)
+        t("constexpr bool edge = decltype(at_edge)::value;")
+        t(position)
+        self.masked.clear()
+        self.printed, self.reads = set(), makes((*parts.score, *parts.weight, *parts.late))
+        for c in self.pipe.loop.carries:
+            self.reads.setdefault(c.next.id, set()).add(-1)
+        for x in (*parts.score, *parts.weight):
+            self.statement(x)
+        self.flush()
+        t("products_wait<0>();")
+        for name in self.packed_operands.values():
+            t(f"pin({name});")
+        self.round_operands(parts)
+        still = {c.out.id for c in parts.late}
+        self.advance(c for c in self.pipe.loop.carries if c.next.id not in still)
+        self.env = env
+
     def round_operands(self, parts: Parts) -> None:
         """What late products read from registers."""
         for product in parts.late:
@@ -213,11 +234,29 @@ class Iteration(Products):
         return self.in_place.get(v.id) or super().variable(v)
 
     def load(self, s: Load) -> None:
-        """What is wanted by element comes from memory: a tile's panels lie as products want them."""
+        """What is wanted by element comes from memory, for a tile's panels lie as products want them; but of what operands are made
+        comes from there, as a product would load it."""
+        if s.out.id in self.pipe.sources:
+            return self.load_source(s)
         if s.out.id not in self.s.tiles:
             return super().load(s)
         for layout in self.s.instances.get(s.out.id, ()):
             self.load_registers(s, layout)
+
+    def load_source(self, s: Load) -> None:
+        vid = s.out.id
+        plan, ring, (layout,) = self.s.tiles[vid], self.source_ring[vid], self.s.instances[vid]
+        assert layout.row is not None
+        self.wait_full(vid, ring)
+        name = self.env[vid, layout] = self.variable(s.out)
+        self.comment(s)
+        self.t(f"float {name}{self.shape(layout)};")
+        kind = "RowsByInner" if set(plan.outer) == set(layout.row.axes) else "InnerByRows"
+        stage = " + ".join([str(plan.offset), *self.at_stage(plan, ring)])
+        tile = self.panels(vid).partition("{")[0] + f"{{(u32)({stage})}}"
+        self.t(f"spread({name}, {kind}({tile}, {self.warp_offset(layout.row)}));")
+        self.release(vid, ring)
+        self.t(f"{ring}.advance();")
 
     def rounded(self, x: str, how: RoundedSum) -> str:
         """Rows of few elements are met at edges; over many the rounding of their weights averages out."""

@@ -37,6 +37,7 @@ class Pipeline:
     pivots: Pivots
     pivot: str  # "running", "lazy" or "frozen"
     traversal: Traversal
+    sources: tuple[int, ...] = ()  # tiles that no product reads: late products' left operands are made of their elements
     parted: dict[int, str] = field(default_factory=dict)  # tiles of which each warpgroup has a part of its own, by this axis
     leader: dict[int, int] = field(default_factory=dict)  # tile → the one whose barriers and ring it shares
     cluster: int = 1  # blocks that work on neighbouring tiles at the same time

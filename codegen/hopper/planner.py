@@ -8,11 +8,11 @@ import math
 from dataclasses import replace
 
 from ..cuda.arch import Arch
-from ..cuda.layout import TooLarge, Unsupported
+from ..cuda.layout import Layout, TooLarge, Unsupported
 from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, TilePlan
 from ..cuda.simplify import behind_loops, fold_exponentials
-from ..tile import Contract, Load, Loop, Reduce, Store, TileProgram, walk
+from ..tile import Contract, Load, Loop, Reduce, Store, TileProgram, Value, operands, walk
 from .maps import Box, box_of
 from .orders import best_order, traversal_of
 from .parts import Parts, partition
@@ -79,6 +79,58 @@ class WarpgroupPlanner(Planner):
         if self.p.choices.get("sums", "registers") != "matrix":
             self.out.sums = {n: replace(s, by_matrix=False) for n, s in self.out.sums.items()}
 
+    # ---- left operands that are made of loaded tiles alone
+    def default(self, key: tuple, axes: tuple[str, ...], v: Value, columns: set[str]) -> None:
+        """What is made of the same tiles as such an operand is reduced as that lies."""
+        for s in self.matrices.values():
+            m = self.matrix(s)
+            left = s.a if self.left[s.out.id] == "a" else s.b
+            if m and key[0] == "reduce" and self.free(left) and self.free(v) and set(axes) == set(self.axes(left)):
+                if set(self.made_of(left)) & set(self.made_of(v)):
+                    columns = set(m[2])
+        super().default(key, axes, v, columns)
+
+    def place(self) -> None:
+        self.sources: dict[int, Layout] = {}  # tiles that are read by element, in the layout of the operand made of them
+        super().place()
+        tiles = self.out.tiles
+        self.out.tiles = {v: tiles[v] for v in (*self.sources, *(v for v in tiles if v not in self.sources))}
+
+    def place_contract(self, s: Contract, after: bool) -> None:
+        super().place_contract(s, after)
+        c = self.out.contracts[s.out.id]
+        if c.left.where != "register" or not self.free(c.left.value) or c.left.layout is None:
+            return
+        row, column = c.left.layout
+        inside = {x.out.id for x in self.loop.body if isinstance(x, Load)}
+        assert row is not None and column is not None
+        for v in self.made_of(c.left.value):
+            if v.id in inside and set(self.axes(v)) == {*c.left_axes, *c.inner}:
+                self.want_tile(v, row.axes, row.padded, c.inner, column.padded)
+                self.sources[v.id] = c.left.layout
+
+    def made_of(self, v: Value) -> list[Value]:
+        """Loaded values that an elementwise one is made of."""
+        out, todo, seen = [], [v], set()
+        while todo:
+            u = todo.pop()
+            s = self.defs.get(u.id)
+            if u.id in seen or s is None:
+                continue
+            seen.add(u.id)
+            if isinstance(s, Load):
+                out.append(u)
+            todo.extend(operands(s))
+        return out
+
+    def check_source(self, v: int) -> None:
+        """Is what is loaded in 16 bits wanted by element, as the operand lies, and no otherwise?"""
+        layout = self.sources[v]
+        if any(v in c.tiles for c in self.out.contracts.values()) or self.out.instances.get(v) != [layout]:
+            raise Unsupported(f"{self.out.tiles[v].load.out} is read by products and by element in a loop, or in two layouts")
+        if layout.column is None or layout.column.padded % 16:
+            raise Unsupported("a summed axis that ends inside a matrix instruction")
+
     # ---- shared memory and barriers
     def allocate(self) -> None:
         o = self.out
@@ -88,7 +140,7 @@ class WarpgroupPlanner(Planner):
             raise Unsupported("a product outside the loop")
         for n, c in o.contracts.items():
             self.check_contract(n, c)
-        parts = partition(self.loop, self.loop.body, o.tiles)
+        parts = partition(self.loop, self.loop.body, set(o.tiles) - set(self.sources))
         boxes = self.take_boxes()
         at = 0
         fixed = sum(t.bytes for t in o.tiles.values() if t.loop is None)
@@ -97,8 +149,10 @@ class WarpgroupPlanner(Planner):
         stages = self.stages(fixed, ring)
         overlap = bool(self.p.choices.get("overlap", True)) and bool(parts.early) and trips > 1
         overlap = overlap and self.count_registers(True) <= ROOM[self.consumers][len(parts.early) > 1] + BESIDE
-        if not parts.early and (parts.score or parts.weight or parts.state):
+        if not parts.early and (parts.state or ((parts.score or parts.weight) and not self.sources)):
             raise Unsupported("elementwise work between products of loaded tiles")
+        if parts.early and self.sources:
+            raise Unsupported("products whose operands are made of loaded tiles alone, beside others")
         if (overlap or not parts.early) and stages < 2:
             raise TooLarge(f"{fixed + 2 * ring} bytes of shared memory for two stages")
         if fixed + ring * stages > self.arch.shared - 2048:
@@ -142,6 +196,7 @@ class WarpgroupPlanner(Planner):
             at = -(-at // 16) * 16
             pipe.drained, pipe.failed = at, at + 8
             at += 16 + 4 * MOST_FAILED
+        pipe.sources = tuple(self.sources)
         pipe.parted = self.parted()
         for vid, a in pipe.parted.items():
             whole = boxes[vid]
@@ -174,10 +229,12 @@ class WarpgroupPlanner(Planner):
         inside = {x.out.id for x in self.loop.body if isinstance(x, Load)}
         used = {v for c in o.contracts.values() for v in c.tiles}
         for vid, t in o.tiles.items():
-            if vid not in used:
+            if vid in self.sources:
+                self.check_source(vid)
+            elif vid not in used:
                 raise Unsupported("a tile that no product reads")
             t.loop = self.loop.axis if vid in inside else None
-            if t.loop and o.instances.get(vid):
+            if t.loop and o.instances.get(vid) and vid not in self.sources:
                 raise Unsupported(f"{t.load.out} is read by products and by element in a loop")
             boxes[vid] = box = box_of(self.p, t, self.tile)
             t.rows = -(-t.rows // 8) * 8
@@ -220,6 +277,7 @@ class WarpgroupPlanner(Planner):
         scores = sum(self.out.home[v].slots for v in self.out.contracts if v not in late)
         rounded = {c.left.value.id: c.left.layout for c in self.out.contracts.values() if c.left.where == "register"}
         operands = sum(x.slots // 2 for x in rounded.values() if x is not None)
+        operands += sum(x.slots * (1 + n) for n, x in enumerate(self.sources.values()))
         return sums + (scores + operands if overlap else max(scores, operands)) + BESIDE
 
     def pivot_choice(self, may_freeze: bool) -> tuple[Pivots, str]:
@@ -241,7 +299,8 @@ class WarpgroupPlanner(Planner):
         first: dict[object, int] = {}
         out: dict[int, int] = {}
         for vid, t in self.out.tiles.items():
-            key: object = (t.loop, readers(vid, parts.early), readers(vid, parts.late)) if vid not in apart else vid
+            alone = vid in apart or vid in self.sources
+            key: object = (t.loop, readers(vid, parts.early), readers(vid, parts.late)) if not alone else vid
             out[vid] = first.setdefault(key, vid)
         return out
 

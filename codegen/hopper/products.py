@@ -23,6 +23,7 @@ class Products(Rings):
         self.packed_operands: dict[int, str] = {}  # register operands of late products, rounded
         self.early_ring: dict[int, str] = {}  # tile → cursor over its stages, for the products that read it
         self.late_ring: dict[int, str] = {}
+        self.source_ring: dict[int, str] = {}  # of what left operands are made
         self.done_ring: dict[int, str] = {}  # where late products end one iteration later
         self.issue_early_name = ""
 
