@@ -314,7 +314,6 @@ def test_short_sums_are_streamed(heads: int, n: int, d: int, dv: int, streamed: 
     second product adds over one dimension of a head, which the search leaves whole: without a loop there would be no pipeline."""
     fn = CASES["linear_attention"].function("full")
     large = en.optimize(en.trace(fn, *[en.TensorSpec((32, 16384, 128), "bfloat16")] * 3), "cuda:sm_90a").plan
-    assert [k.choices.get("warpgroups") for k in large.kernels] == [2, 2]
     p = en.trace(fn, *[en.TensorSpec((heads, n, x), "bfloat16") for x in (d, d, dv)])
     plan = smaller(large, p)
     first, second = plan.kernels
@@ -683,6 +682,7 @@ PIPELINES: dict[str, tuple[dict[str, int], tuple[int, int], str | None]] = {
     "attention_logsumexp": ({}, (1, 1), "frozen"),
     "nearest_centre": ({}, (1, 2), None),
     "top2_gating": ({}, (1, 2), None),
+    "linear_attention": ({}, (2, 2), None),
 }
 
 

@@ -61,9 +61,15 @@ def draw_products(r: random.Random, dtype: str) -> Statements:
     outer = [] if shared else heads
     n = len(outer)
     right = along(n, *outer, keys, d) if turned else along(n + 1, *outer, d, keys)
-    s = call("matmul", "x0", call("permute_dims", right, axes=[*range(n), n + 1, n]) if turned else right)
-    if r.random() < 0.15:
-        return Statements(tuple(inputs), tuple(calls), (s,))  # a product and nothing else
+    right = call("permute_dims", right, axes=[*range(n), n + 1, n]) if turned else right
+    s = call("matmul", "x0", right)
+    if r.random() < 0.15:  # a product and nothing else, or of something of each element of its operand, which may be summed, too
+        if r.random() < 0.3:
+            return Statements(tuple(inputs), tuple(calls), (s,))
+        left = call(r.choice(("tanh", "silu", "square")), "x0")
+        left = call("add", left, 1.0) if r.random() < 0.5 else call("multiply", left, read(rows, d))
+        outputs = [call("matmul", left, right), *([call("sum", left, axis=-1)] if r.random() < 0.3 else [])]
+        return Statements(tuple(inputs), tuple(calls), tuple(outputs)).compact()
     if r.random() < 0.7:
         s = call("multiply", s, r.choice((0.125, 0.25, 0.1, -0.2, 1.0)))
     for _ in range(r.randint(0, 2)):

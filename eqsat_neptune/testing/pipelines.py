@@ -72,6 +72,8 @@ def seen(pipe: Pipeline) -> Iterator[str]:
         yield f"pipeline {name} {value}"
     yield f"pipeline pivot {pipe.pivot} overlap {pipe.overlap} chain {pipe.chain} of {pipe.consumers}"
     yield f"pipeline products {len(pipe.parts.early)} {len(pipe.parts.late)}"
+    if pipe.sources:
+        yield f"pipeline sources {len(pipe.sources)}"
     yield f"pipeline work {len(pipe.parts.score).bit_length()} {len(pipe.parts.weight).bit_length()} {len(pipe.parts.state).bit_length()}"
     for kind in ("score", "weight", "state"):
         for s in getattr(pipe.parts, kind):
