@@ -21,6 +21,7 @@ AMPLIFIES = frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", 
     {"eq", "ne", "lt", "le", "sign", "floor", "ceil", "round", "trunc", "floordiv", "mod"}
 )
 FLOAT16_MAX = 60000.0
+PARTS = 32  # parts of a split reduction, before their number is chosen
 ELEMENTWISE = frozenset({"add", "mul", "un", "bi", "where"})
 
 
@@ -329,9 +330,11 @@ class Classes:
 
     # ---- extents
     def elements(self, c: int) -> int:
+        """Of partial results, those of `PARTS` parts."""
         n = 1
         for a in self.graph.free[c]:
-            n *= self.program.axes.get(T.base(a), 1)
+            whole = self.program.axes.get(T.base(a), 1)
+            n *= min(whole, PARTS) if a.endswith(".o") else whole
         return n
 
     def bytes(self, c: int) -> int:

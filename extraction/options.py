@@ -14,10 +14,10 @@ from ..cost_models.base import CostModel, Work
 from ..graph import Node
 from ..program import DTYPES
 from .bounds import Least
+from .classes import PARTS
 from .prices import bits
 from .region import Region
 
-PARTS = 32  # parts of a split reduction, before their number is chosen
 SPECIAL = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "recip", "sqrt", "rsqrt", "tanh", "erf", "sinh", "cosh", "sin", "cos",
     "tan", "asin", "acos", "atan", "asinh", "acosh", "atanh", "pow", "mod", "floordiv", "atan2",
