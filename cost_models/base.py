@@ -1,13 +1,15 @@
 """What a cost model is, and the sizes it is asked about.
 
-A model prices one tile program at many tile sizes at once: every argument and result is an array with one entry per point of the
-search.  The structure of a tile program does not depend on sizes, so one lowering serves all points.
+A model prices one tile program at many tile sizes at once: arguments are arrays over the points of the search, and every result
+has one entry per point.  The structure of a tile program does not depend on sizes, so one lowering serves all points.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -38,16 +40,37 @@ class Work:
 
 @dataclass
 class Sizes:
-    """Tile and extent of every axis that a kernel walks, one entry per point (or one for all)."""
+    """Tile and extent of every axis that a kernel walks.  The arrays broadcast against each other, and every entry of what they
+    broadcast to is a point, in C order: those of a grid may have an axis each, so that what depends on few of them stays small.
+
+    only    the points that are asked about (None: all); what a model says of others does not count
+    """
 
     tile: dict[str, Array]
     extent: dict[str, Array]
+    only: Array | None = field(default=None, repr=False)
     _trips: dict[str, Array] = field(default_factory=dict, repr=False)
     _products: dict[tuple[str, ...], Array] = field(default_factory=dict, repr=False)
 
-    @property
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes((1,), *(a.shape for d in (self.tile, self.extent) for a in d.values()))
+
+    @cached_property
     def points(self) -> int:
-        return max((a.size for d in (self.tile, self.extent) for a in d.values()), default=1)
+        return math.prod(self.shape)
+
+    def flat(self, x: Array) -> Array:
+        """An array over the points, one entry each (or one for all)."""
+        return x.reshape(1) if x.size == 1 else np.broadcast_to(x, self.shape).reshape(-1)
+
+    def pick(self, where: Array) -> Sizes:
+        """These points alone, given by their numbers."""
+
+        def of(d: dict[str, Array]) -> dict[str, Array]:
+            return {a: picked(self.flat(x), where) for a, x in d.items()}
+
+        return Sizes(of(self.tile), of(self.extent))
 
     def trips(self, axis: str) -> Array:
         if axis not in self._trips:
@@ -62,6 +85,11 @@ class Sizes:
                 out = out * self.tile[a]
             self._products[axes] = out
         return self._products[axes]
+
+
+def picked(x: Array, where: Array) -> Array:
+    """Of an array with one entry per point, those at some points; one entry for all stays that."""
+    return x[where] if x.size > 1 else x
 
 
 @dataclass

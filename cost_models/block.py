@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 
 from ..codegen.tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Store, TileProgram, Value, walk
 from ..program import DTYPES
 from . import walk as W
-from .base import Array, Sizes
+from .base import Array, Sizes, picked
 from .machines import Gpu
 
 HALF = ("bfloat16", "float16")
@@ -23,6 +25,13 @@ FUNCTIONS: dict[str, tuple[float, float]] = {
     "sin": (3, 1), "cos": (3, 1), "tan": (6, 3), "asin": (12, 1), "acos": (12, 1), "atan": (12, 1), "asinh": (8, 2), "acosh": (8, 2),
     "atanh": (8, 2), "pow": (4, 2), "mod": (6, 1), "floordiv": (4, 1), "atan2": (16, 1), "hypot": (4, 1), "neg": (0, 0), "abs": (0.5, 0),
 }  # fmt: skip
+
+
+# what a block has of each point
+FIGURES = (
+    "tensor", "ops", "special", "l2", "shared", "per_row_warp", "per_col_warp", "staged", "resident", "rows", "cols", "few", "results",
+    "registers", "dram", "partial", "common",
+)  # fmt: skip
 
 
 class Tally:
@@ -70,6 +79,7 @@ class Block:
     dram                        bytes that the whole kernel moves between memory and the chip
     partial                     what is to be added to them where loads, not copies of whole boxes, share lines with other blocks' loads
     common                      … of `l2`: what is read element by element and is the same for all blocks
+    runs                        how often a block does each product on matrix units, by the statement's identity
     """
 
     def __init__(self, program: TileProgram, sizes: Sizes, steps: list[W.Step], blocks: Array, machine: Gpu):
@@ -95,6 +105,7 @@ class Block:
         if not self.units:
             self.results = self._single()
         t = self.tally
+        self.runs = {id(x.stmt): x.runs for x in steps if id(x.stmt) in self.units}
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
         self.staged, self.resident = t["staged"], t["resident"]
@@ -102,6 +113,20 @@ class Block:
         self.dram = self._dram(blocks)
         self.partial = self._partial()
         self.common = self._common()
+
+    def at(self, where: Array) -> Block:
+        """The block at some points alone, given by their numbers."""
+
+        def of(x: Array) -> Array:
+            return picked(self.sizes.flat(x), where)
+
+        out = copy(self)
+        out.sizes = self.sizes.pick(where)
+        for name in FIGURES:
+            setattr(out, name, of(getattr(self, name)))
+        out.pieces = [(run, of(n)) for run, n in self.pieces]
+        out.runs = {key: of(runs) for key, runs in self.runs.items()}
+        return out
 
     # ---- matrix units
     def _on_units(self, s: Contract) -> bool:

@@ -39,7 +39,7 @@ class ByElement:
 
 def price(program: TileProgram, sizes: Sizes, m: Gpu) -> Scores:
     """Seconds at every point, with parts; finite everywhere."""
-    one = np.ones(sizes.points)
+    one = np.ones(1)
     steps, loops = W.steps(program, sizes)
     blocks = one * W.blocks(program, sizes)
     warps = THREADS // m.warp
@@ -81,7 +81,9 @@ def price(program: TileProgram, sizes: Sizes, m: Gpu) -> Scores:
             moved = moved + n * DTYPES[program.buffer(s.buffer).dtype]
     memory = one * moved / m.dram + m.block
     parts = {"element": chain, "dram": memory, "launch": m.launch * one}
-    return Scores(m.launch + np.maximum(chain, memory), {}, parts)
+    full = (sizes.points,)
+    parts = {n: np.broadcast_to(sizes.flat(x), full) for n, x in parts.items()}
+    return Scores(np.broadcast_to(sizes.flat(m.launch + np.maximum(chain, memory)), full), {}, parts)
 
 
 def _weight(args: tuple[Value, ...]) -> float:

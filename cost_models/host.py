@@ -168,7 +168,7 @@ class HostModel:
         ok = (held <= m.memory_block) & (together <= np.maximum(self._traffic(program, sizes), 16e6))
         seconds = np.where(ok, m.launch + np.maximum(np.maximum(waves * one, serial), traffic), np.inf)
         full = (sizes.points,)
-        seconds = np.broadcast_to(seconds, full)
+        seconds = np.broadcast_to(sizes.flat(seconds), full)
         if not detail:
             return Scores(seconds, {})
         parts = {"product": waves * product, "elements": waves * elements, "special": waves * special, "moved": waves * moved}
@@ -177,8 +177,8 @@ class HostModel:
         return Scores(
             seconds,
             {},
-            {k: np.broadcast_to(v, full) for k, v in parts.items()},
-            {k: np.broadcast_to(v, full) for k, v in more.items()},
+            {k: np.broadcast_to(sizes.flat(v), full) for k, v in parts.items()},
+            {k: np.broadcast_to(sizes.flat(v), full) for k, v in more.items()},
         )
 
     def _product(self, sizes: Sizes, s: Contract, width: float) -> tuple[Array, float]:

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from functools import cached_property, reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ..codegen.tile import Contract, Load, Store, TileProgram, walk
 from ..extraction.plan import Buffer
 from . import walk as W
 from . import warpgroups
-from .base import Array, Prices, Printed, Refusal, Scores, Sizes, Work
+from .base import Array, Prices, Printed, Refusal, Scores, Sizes, Work, picked
 from .block import HALF, Block
 from .by_element import ByElement
 from .machines import Gpu
@@ -24,6 +25,7 @@ STAGES = (2, 3, 4)
 RESULTS = 64  # elements of all products' results in a loop that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 START = 0.1  # … where blocks have no loop and others load beside their start and end
+CHUNK = 2048  # points that are priced at a time: their arrays stay in a core's cache
 HIDING = 16  # warps there must be room for, to keep a multiprocessor at work where blocks load, reduce, then compute
 ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few do, relative to what it pulls from memory
 
@@ -31,6 +33,15 @@ ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few
 def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ...], besides: str) -> int:
     """Elements along the other axes of these that lie whole in a block."""
     return math.prod(extents[a] for a in axes if a != besides and program.axes[a].role == "whole")
+
+
+class Way(NamedTuple):
+    """How a kernel runs.  warpgroups: 0 where it is no pipeline of them; cluster: blocks that share a loop's tiles."""
+
+    warps: int
+    stages: int
+    warpgroups: int
+    cluster: int
 
 
 class Roofline:
@@ -138,7 +149,8 @@ class Roofline:
 
     def _clusters(self, b: Block, loops: list[W.Iterations], sizes: Sizes) -> tuple[int, ...]:
         """Numbers of blocks, more than one, that may share a loop's tiles somewhere."""
-        return self.machine.clusters if np.any(self._shares(b, loops, sizes, np.array(WARPS)[:, None])) else ()
+        some = any(np.any(self._shares(b, loops, sizes, np.array(w))) for w in WARPS if self.machine.clusters)
+        return self.machine.clusters if some else ()
 
     def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array, share: Array) -> Array:
         """Seconds for a byte from memory: whole waves of resident blocks, then the last one, whose fewer blocks may have too few bytes
@@ -182,16 +194,84 @@ class Roofline:
         b = Block(program, sizes, steps, blocks, m)
         trips = sum((it.runs for it in loops), np.zeros(1))
         alive = min((it.alive for it in loops), key=lambda x: float(x.mean()), default=np.ones(1))
+        shared = self._clusters(b, loops, sizes)
+        pipeline = warpgroups.form(program, b) if m.wgmma and not self.plain else None
+        # what follows has an entry for every way to run a point: only points that there may be a way for
+        where = np.arange(sizes.points) if detail else self._possible(b, pipeline)
+        pieces = np.split(where, range(CHUNK, len(where), CHUNK)) if not detail else [where]
+        found: list[dict[Way, tuple[Array, dict[str, Array]]]] = []
+        for piece in pieces:
+            some = b.at(piece)
+            n, t, x = (picked(sizes.flat(v), piece) for v in (blocks, trips, alive))
+            ways = self._ways(some, loops, n, t, x, shared, detail)
+            if pipeline is not None:
+                names = next(iter(ways.values()))[1].keys()
+                for groups, depth, seconds, parts in warpgroups.price(pipeline, program, some.sizes, some, n, x, m):
+                    more = {k: np.broadcast_to(parts.get(k, 0.0), (len(piece),)) for k in names}
+                    ways[Way(4 * groups, depth, groups, 1)] = seconds, more
+            found.append(ways)
+        every = list(dict.fromkeys(way for ways in found for way in ways))
+        every.sort(key=lambda w: (w.warpgroups, w.warps, w.cluster, w.stages))
+        table = np.full((len(every), len(where)), np.inf)
+        at = 0
+        for piece, ways in zip(pieces, found):
+            for i, way in enumerate(every):
+                if way in ways:
+                    table[i, at : at + len(piece)] = ways[way][0]
+            at += len(piece)
+        best = (table * (1 + 1e-3 * np.arange(len(every)))[:, None]).argmin(0)  # near-ties go to fewer warps and stages
+        picks = np.arange(len(where))
+        seconds = np.full(sizes.points, np.inf)
+        seconds[where] = table[best, picks]
+        choices = {}
+        for n, name in enumerate(Way._fields):
+            of = np.array([w[n] for w in every], float)
+            choices[name] = np.full(sizes.points, of[0])
+            choices[name][where] = of[best]
+        if not choices["warpgroups"].any():
+            del choices["warpgroups"]
+        if (choices["cluster"] == 1).all():
+            del choices["cluster"]
+        if not detail:
+            return Scores(seconds, choices)
+        (ways,) = found
+        parts = {k: np.stack([ways[w][1][k] for w in every])[best, picks] for k in next(iter(ways.values()))[1]}
+        more = {k: parts.pop(k) for k in ("registers", "shared bytes", "resident", "blocks")}
+        return Scores(seconds, choices, parts, more)
+
+    def _possible(self, b: Block, pipeline: warpgroups.Form | None) -> Array:
+        """Numbers of the points whose tiles may fit into registers and shared memory (never none)."""
+        m, sizes = self.machine, b.sizes
+        pieces = sum((np.minimum(run, n / (WARPS[-1] * m.warp)) for run, n in b.pieces), np.zeros(1))
+        ok = self._registers(b, b.registers, pieces, np.array(WARPS[-1] * m.warp)) <= m.registers_thread
+        depth = min(STAGES[0], m.stages) if np.any(b.staged > 0) else 1
+        ok = ok & (b.resident + b.staged * depth <= m.shared_block)
+        if pipeline is not None:
+            ok = ok | warpgroups.fits(pipeline, sizes)
+        if sizes.only is not None:
+            ok = ok & sizes.only
+        where = np.flatnonzero(np.broadcast_to(ok, sizes.shape))
+        return where if len(where) else np.zeros(1, int)
+
+    def _registers(self, b: Block, held: Array, pieces: Array, threads: Array) -> Array:
+        """Of one thread."""
+        return np.asarray(np.ceil((held / 4.0 / threads + pieces + (48 if np.any(b.tensor > 0) else 28)) / 8.0) * 8.0)
+
+    def _ways(
+        self, b: Block, loops: list[W.Iterations], blocks: Array, trips: Array, alive: Array, clusters: tuple[int, ...], detail: bool
+    ) -> dict[Way, tuple[Array, dict[str, Array]]]:
+        """Seconds at every point, and parts if asked for, for each number of warps, stages and blocks in a cluster."""
+        m, sizes = self.machine, b.sizes
         tiled = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
         heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
         tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
-        ops = m.ops64 if program.compute_dtype == "float64" else m.ops
+        ops = m.ops64 if b.p.compute_dtype == "float64" else m.ops
         # what is small and the same for all blocks stays in the first-level cache, beside what streams through
         common = np.where(b.common <= m.l1 / 2, b.common, 0.0) if not streams else np.zeros(1)
         l2, dram = b.l2 - common, b.dram + b.partial
         share_of_memory = np.clip(dram / np.maximum(l2 * blocks, 1.0), 1e-3, 1.0)
         whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special)]
-        rows: list[tuple[int, int, int, int, Array, dict[str, Array]]] = []
+        out: dict[Way, tuple[Array, dict[str, Array]]] = {}
         # all numbers of warps and of stages at once: arrays have these two axes before that of the points
         warps = np.array(WARPS)[:, None, None]
         depths = sorted({min(n, m.stages) for n in STAGES}) if streams else [1]
@@ -205,7 +285,7 @@ class Roofline:
         passed = np.where(shares, b.per_row_warp + b.per_col_warp, apart)
         held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
         pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
-        registers = np.ceil((held / 4.0 / threads + pieces + (48 if heavy else 28)) / 8.0) * 8.0
+        registers = self._registers(b, held, pieces, threads)
         fits = registers <= m.registers_thread
         if heavy:  # more warps only where each has a tile of its own
             fits = fits & (shares | (tiles >= warps) | (warps == WARPS[0]))
@@ -216,7 +296,7 @@ class Roofline:
         room = np.maximum(resident, 1.0)
         few, many = m.overlap
         piece = np.where(turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
-        for cluster in (1, *self._clusters(b, loops, sizes)):
+        for cluster in (1, *clusters):
             # the blocks of a cluster have a part of the iterations each
             count, iterations = blocks * cluster, trips / cluster
             per_sm = tiled if cluster == 1 else np.ceil(count / m.sms)
@@ -257,25 +337,5 @@ class Roofline:
                 parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": count}
                 parts = {n: np.broadcast_to(x, full) for n, x in parts.items()}
             for w, s in itertools.product(range(len(WARPS)), range(len(depths))):
-                rows.append((WARPS[w], depths[s], 0, cluster, seconds[w, s], {n: x[w, s] for n, x in parts.items()}))
-        rows.sort(key=lambda r: (r[0], r[3], r[1]))
-        if not self.plain:
-            for groups, depth, seconds, parts in warpgroups.price(program, sizes, b, blocks, alive, m):
-                some = rows[0][5].keys() if detail else ()
-                parts = {k: np.broadcast_to(parts.get(k, 0.0), (sizes.points,)) for k in some}
-                rows.append((4 * groups, depth, groups, 1, seconds, parts))
-        table = np.stack([r[4] for r in rows])
-        best = (table * (1 + 1e-3 * np.arange(len(rows)))[:, None]).argmin(0)  # near-ties go to fewer warps and stages
-        picked = np.arange(sizes.points)
-        ways = {"warps": [r[0] for r in rows], "stages": [r[1] for r in rows], "warpgroups": [r[2] for r in rows], "cluster": [r[3] for r in rows]}
-        choices = {n: np.array(x, float)[best] for n, x in ways.items()}
-        if not choices["warpgroups"].any():
-            del choices["warpgroups"]
-        if (choices["cluster"] == 1).all():
-            del choices["cluster"]
-        parts, more = {}, {}
-        if detail:
-            every = {k: np.stack([np.broadcast_to(r[5][k], (sizes.points,)) for r in rows])[best, picked] for k in rows[0][5]}
-            more = {k: every.pop(k) for k in ("registers", "shared bytes", "resident", "blocks")}
-            parts = every
-        return Scores(table[best, picked], choices, parts, more)
+                out[Way(WARPS[w], depths[s], 0, cluster)] = seconds[w, s], {n: x[w, s] for n, x in parts.items()}
+        return out

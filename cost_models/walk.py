@@ -74,12 +74,11 @@ def live_share(constraints: tuple[Affine, ...], sizes: Sizes) -> tuple[Array, Ar
     if not axes:
         kept = float(all(c.const >= 0 for c in constraints))
         return np.full(1, max(kept, 1.0 / SAMPLES)), np.full(1, kept)
-    table = np.stack(
-        np.broadcast_arrays(*[x[a] for a in axes for x in (sizes.tile, sizes.extent)], np.ones(sizes.points))[:-1], 1
-    )
-    unique, where = np.unique(table, axis=0, return_inverse=True)
+    columns = np.broadcast_arrays(*[x[a] for a in axes for x in (sizes.tile, sizes.extent)])
+    unique, where = np.unique(np.stack([x.reshape(-1) for x in columns], 1), axis=0, return_inverse=True)
     alive, full = _shares(constraints, tuple(axes), unique.shape, unique.tobytes())
-    return alive[where.reshape(-1)], full[where.reshape(-1)]
+    where = where.reshape(columns[0].shape)
+    return alive[where], full[where]
 
 
 @lru_cache(256)

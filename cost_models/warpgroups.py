@@ -174,13 +174,12 @@ def _shared_bytes(f: Form, sizes: Sizes, b: Block) -> Array:
     """What a block's copies write to shared memory and its products read from there: each warpgroup all of the right operand, and a
     left one that is not in registers."""
     out = b.l2 + np.zeros(1)
-    runs = {id(s.stmt): s.runs for s in b.steps}
     for s, (r, c, k) in zip(f.units, f.products):
         rows, cols, inner = (sizes.elements(x) for x in (r, c, k))
         left = 0.0 if (r, c, k) in f.computed else rows * inner
-        out = out + 2.0 * runs[id(s)] * (left + rows / ROWS * cols * inner)
+        out = out + 2.0 * b.runs[id(s)] * (left + rows / ROWS * cols * inner)
     for t in f.sources:
-        out = out + 2.0 * runs[id(t)] * sizes.elements(t.out.axes)
+        out = out + 2.0 * b.runs[id(t)] * sizes.elements(t.out.axes)
     return out
 
 
@@ -190,23 +189,42 @@ def _operands(s: object) -> tuple[Value, ...]:
     return operands(s)  # type: ignore[arg-type]
 
 
+def fits(f: Form, sizes: Sizes) -> Array:
+    """Points whose tiles suit the matrix instructions and the boxes that are copied."""
+    tile = sizes.tile
+    rows = sizes.elements(f.products[0][0])
+    ok = (rows == ROWS) | (rows == 2 * ROWS) | (rows == 3 * ROWS)
+    for _, c, k in f.products:
+        n, inner = sizes.elements(c), sizes.elements(k)
+        ok = ok & (n % 8 == 0) & (n <= 256) & (inner % 16 == 0)
+    for a in f.batch:
+        ok = ok & (tile[a] == 1)
+    for t in (*f.staged, *f.fixed):
+        last = _last(t)
+        if last not in t.out.axes:
+            return np.zeros(1, bool)
+        outer = sizes.elements(tuple(a for a in t.out.axes if a != last))
+        ok = ok & (outer <= 256) & (outer % 8 == 0)
+    return ok
+
+
+def _last(t: Load) -> str | None:
+    """The axis along which a tile is contiguous in memory."""
+    return t.index[-1].axes[-1] if t.index and t.index[-1].axes else None
+
+
 def price(
-    program: TileProgram, sizes: Sizes, b: Block, blocks: Array, alive: Array, m: Gpu
+    f: Form, program: TileProgram, sizes: Sizes, b: Block, blocks: Array, alive: Array, m: Gpu
 ) -> list[tuple[int, int, Array, dict]]:
     """(warpgroups, stages, seconds at every point, parts) for each way to run it."""
-    f = form(program, b) if m.wgmma else None
-    if f is None:
+    good_tiles = fits(f, sizes)
+    if not good_tiles.any():
         return []
     one = np.ones(sizes.points)
     rows = f.products[0][0]
-    fits = one > 0
+    ok_tiles = (one > 0) & good_tiles
     tile = {a: one * sizes.tile[a] for a in program.axes}
     m_rows = one * sizes.elements(rows)
-    for _, c, k in f.products:
-        n, inner = sizes.elements(c), sizes.elements(k)
-        fits = fits & (n % 8 == 0) & (n <= 256) & (inner % 16 == 0)
-    for a in f.batch:
-        fits = fits & (tile[a] == 1)
     # 32-bit words in registers: sums, results that the iteration reads, left operands, rounded
     sums, scores, operands = (
         sum((sizes.elements(r) * sizes.elements(x) for r, x in axes), 0.0 * one)
@@ -224,15 +242,10 @@ def price(
     shared = _shared_bytes(f, sizes, b)
     panel: dict[int, Array] = {}
     for t in (*f.staged, *f.fixed):
-        axes = [a for a in t.out.axes]
-        last = t.index[-1].axes[-1] if t.index and t.index[-1].axes else None
-        if last not in axes:
-            return []
-        columns = np.ceil(tile[last] / 64.0) * 64.0
-        outer = one
-        for a in axes:
-            outer = outer * (tile[a] if a != last else 1.0)
-        fits = fits & (outer <= 256) & (outer % 8 == 0)
+        axes = t.out.axes
+        last = _last(t)
+        columns = np.ceil(tile[last] / 64.0) * 64.0  # type: ignore[index]
+        outer = one * sizes.elements(tuple(a for a in axes if a != last))
         panel[t.out.id] = outer * columns * DTYPES[program.buffer(t.buffer).dtype]
     staged = sum((panel[t.out.id] for t in f.staged), 0.0 * one)
     fixed = sum((panel[t.out.id] for t in f.fixed), 0.0 * one)
@@ -248,7 +261,7 @@ def price(
         room = planner.ROOM[groups]
         apart = both / (128 * groups) > room[several]  # no room for two iterations at a time
         registers = np.where(apart, held, both) / (128 * groups)
-        ok = fits & (m_rows == ROWS * groups) & (registers <= np.where(apart, room[2], room[several]))
+        ok = ok_tiles & (m_rows == ROWS * groups) & (registers <= np.where(apart, room[2], room[several]))
         if not bool(np.any(ok)):
             continue
         if f.chained:

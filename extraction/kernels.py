@@ -21,6 +21,7 @@ from .stores import Names, stores_of
 
 MOST_POINTS = 2000
 MOST_ROLES = 8
+PLAIN = (("warpgroups", 0), ("cluster", 1))  # choices that are left out where they are so
 SHORT = 64  # elements of a reduced axis that a block may go through one by one
 
 
@@ -103,8 +104,21 @@ class Scored:
     def scores(self, prices: Prices) -> Scores:
         """What these prices say of all points, looked up once."""
         if id(prices) not in self._scores:
-            self._scores[id(prices)] = prices.cost(self.program, self.sizes)
+            self.known(prices, prices.cost(self.program, self.sizes))
         return self._scores[id(prices)]
+
+    def known(self, prices: Prices, scores: Scores) -> None:
+        """Keep what these prices say."""
+        self._scores[id(prices)] = scores
+
+    def said(self, point: int, prices: Prices) -> tuple[float, dict[str, object]]:
+        """Seconds at one point by these prices, and the choices that go with them (none that say what holds without them)."""
+        scores = self.scores(prices)
+        choices: dict[str, object] = {n: int(v[point]) for n, v in scores.choices.items()}
+        for n, plain in PLAIN:
+            if choices.get(n) == plain:
+                del choices[n]
+        return float(scores.seconds[point]), choices
 
     def choose(self) -> None:
         """Take the best point for each number of parts."""
@@ -115,10 +129,7 @@ class Scored:
     def one(self, point: int) -> Sizes:
         """Tiles and extents of one point."""
 
-        def pick(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {k: v[point : point + 1] if v.size > 1 else v.reshape(1) for k, v in d.items()}
-
-        return Sizes(pick(self.sizes.tile), pick(self.sizes.extent))
+        return self.sizes.pick(np.array([point]))
 
     def at(self, i: int, model: CostModel) -> tuple[dict[str, int], dict[str, int], Scores]:
         """(tiles, extents, price with its parts) at the i-th number of parts."""
@@ -249,22 +260,15 @@ class Pricer:
         self.statements += sum(1 for _ in walk(program.body))
         sizes, parts = self.sizes(program, split, single)
         self.points += sizes.points
-        inner = split.axis + ".i" if split is not None else ""
-        seconds = self._seconds(program, sizes, inner if inner in sizes.tile else "")
+        scores = self.model.cost(program, sizes)
+        seconds = np.broadcast_to(scores.seconds, (sizes.points,))
+        if sizes.only is not None:
+            seconds = np.where(sizes.flat(sizes.only), seconds, np.inf)
         if not np.isfinite(seconds).any():
             return None
-        return Scored(roots, bodies, state, roles, sizes, parts, program, seconds, kernel, buffers, split)
-
-    def _seconds(self, program: TileProgram, sizes: Sizes, inner: str) -> np.ndarray:
-        """Price of every point; a part (along `inner`) has no ragged tile."""
-        even = np.broadcast_to(np.mod(sizes.extent[inner], sizes.tile[inner]) == 0 if inner else True, (sizes.points,))
-        if even.all():
-            return np.broadcast_to(self.model.cost(program, sizes).seconds, even.shape)
-        seconds = np.full(even.shape, np.inf)
-        if even.any():
-            tile, extent = ({a: v[even] if v.size > 1 else v for a, v in d.items()} for d in (sizes.tile, sizes.extent))
-            seconds[even] = self.model.cost(program, Sizes(tile, extent)).seconds
-        return seconds
+        out = Scored(roots, bodies, state, roles, sizes, parts, program, seconds, kernel, buffers, split)
+        out.known(self.model, scores)
+        return out
 
     def one_by_one(self, k: Scored) -> list[Scored]:
         """The kernel as it goes through a short axis that it reduces element by element, so that its tiles do not have it: a merge of
@@ -279,7 +283,7 @@ class Pricer:
         return [x for x in out if x is not None]
 
     def sizes(self, program: TileProgram, split: Split | None, single: str = "") -> tuple[Sizes, int]:
-        """All combinations of tile sizes, for every number of parts if the kernel sees the split axis."""
+        """All combinations of tile sizes, for every number of parts if the kernel sees the split axis.  A part has no ragged tile."""
         touched = split if split is not None and any(a in split.halves for a in program.axes) else None
         extents = {a: self.extent(a) for a in program.axes}
         if touched is not None and touched.halves[1] in extents:
@@ -287,10 +291,12 @@ class Pricer:
         ladder = thin(self.model.tiles(program, extents) | ({single: (1,)} if single else {}))
         parts = len(touched.parts) if touched is not None else 1
         axes = list(program.axes)
-        grids = np.meshgrid(np.arange(parts), *[np.array(ladder[a], float) for a in axes], indexing="ij")
-        which = grids[0].ravel()
-        tile = {a: g.ravel() for a, g in zip(axes, grids[1:])}
+        which, *grids = np.meshgrid(
+            np.arange(parts), *[np.array(ladder[a], float) for a in axes], indexing="ij", sparse=True
+        )
+        tile = dict(zip(axes, grids))
         extent = {a: np.full(1, float(max(self.extent(a), 0))) for a in axes}
+        only = None
         if touched is not None:
             for name, values in zip(touched.halves, (touched.parts, touched.block)):
                 if name in extent:
@@ -298,8 +304,11 @@ class Pricer:
                     if program.axes[name].role == "whole":
                         tile[name] = values[which]
                     elif program.axes[name].role == "grid":
-                        tile[name] = np.ones(len(which))
-        return Sizes(tile, extent), parts
+                        tile[name] = np.ones(1)
+            inner = touched.halves[1]
+            if inner in extent:
+                only = np.mod(extent[inner], tile[inner]) == 0
+        return Sizes(tile, extent, only), parts
 
 
 def thin(ladder: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

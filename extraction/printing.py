@@ -36,10 +36,10 @@ class Printing:
         others: list[Scored] = []
         tries = 0
         while (point := int(k.point[i])) not in k.printed:
-            prices, one = k.prices(point, self.model), k.one(point)
-            choices: dict[str, object] = {n: int(v[0]) for n, v in prices.cost(k.program, one).choices.items()}
+            prices = k.prices(point, self.model)
+            _, choices = k.said(point, prices)
             instead = prices.instead(choices)
-            if instead is None or last(instead).cost(k.program, one).seconds[0] <= k.seconds[i] + slack:
+            if instead is None or k.said(point, last(instead))[0] <= k.seconds[i] + slack:
                 break
             why = self.refusal(k, point, choices)
             if why is None:
@@ -117,7 +117,7 @@ def at_place(k: Scored, i: int) -> Array:
 def alike(k: Scored, point: int, why: Refusal) -> Array:
     """Points that are refused, most likely, if the one is: those with larger tiles (where threads are crowded: inside, of as many rows),
     or those of whose axes a block sees more than one position where it did there."""
-    tiles = np.stack([np.broadcast_to(t, k.table.shape) for t in k.sizes.tile.values()])
+    tiles = np.stack([np.broadcast_to(k.sizes.flat(t), k.table.shape) for t in k.sizes.tile.values()])
     at = tiles[:, point : point + 1]
     like = tiles >= at if why.smaller else (tiles > 1) == (at > 1)
     if why.crowded:
