@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from .compared import consistent
 from .copies import with_copies
 from .legality import legal_nodes, usable
 from .plan import Buffer, Plan
-from .region import canonical
+from .region import Region, canonical, without
 from .regions import forced_cuts, regions
 from .search import Found, Limits, Search
 
@@ -77,46 +77,9 @@ def extract(
 
     Raises PlanError where no legal plan exists.
     """
-    made = graph.extents.keys() - program.axes.keys()
     limits = limits or Limits()
-    # A search that is bounded may find less where there is more to find: what rules say of axes that they made is looked at apart.
-    plain = _extract(_without(graph, made) if made else graph, program, model, numerics, limits, progress)
-    assert plain is not None
-    if made:
-        program = replace(program, axes=program.axes | graph.extents)
-        better = _extract(graph, program, model, numerics, limits, progress, plain.plan.cost.seconds)
-        if better is not None:
-            return _with_lost(better, plain, limits)
-    return plain
-
-
-def _without(graph: Graph, axes: Set[str]) -> Graph:
-    """The graph without views of tensors that have these axes, and so without those tensors."""
-    kept = {
-        c: [n for n in ns if n.op != "view" or not any(a in axes for a, _ in n.attr)]  # type: ignore[attr-defined]
-        for c, ns in graph.nodes.items()
-    }
-    return replace(graph, nodes=kept)
-
-
-def _with_lost(best: Extraction, other: Extraction, limits: Limits) -> Extraction:
-    """What is best, with what another search found among its candidates."""
-    lost = Candidate(other.plan.cost.seconds, len(other.plan.kernels), lambda: (other.plan, other.form))
-    candidates = sorted((lost, *best.candidates, *other.candidates), key=lambda c: c.seconds)[: limits.candidates]
-    stats = {k: n + (0 if k == "nodes" else other.stats[k]) for k, n in best.stats.items()}
-    return replace(best, candidates=tuple(candidates), stats=stats)
-
-
-def _extract(
-    graph: Graph,
-    program: Program,
-    model: CostModel,
-    numerics: str,
-    limits: Limits,
-    progress: Progress | None,
-    budget: float = math.inf,
-) -> Extraction | None:
-    """One search; None if it finds nothing that takes less than the budget."""
+    made = graph.extents.keys() - program.axes.keys()
+    program = replace(program, axes=program.axes | graph.extents)
     start = time.perf_counter()
     dtypes = [*(o.dtype for o in program.outputs), *(i.dtype for i in program.inputs)]
     half = next((d for d in dtypes if d in model.tensor_dtypes), None)
@@ -137,17 +100,14 @@ def _extract(
     buffers = {i.name: Buffer(i.name, i.shape, i.dtype, "input") for i in program.inputs}
     buffers |= {f"out{n}": Buffer(f"out{n}", o.shape, o.dtype, "output") for n, o in enumerate(program.outputs)}
     for done, cone in enumerate(cones):
-        region, binding = canonical(classes, cone, build.stored)
+        region, binding = canonical(classes, cone, build.stored, made)
         if region.key not in found:
 
             def tick(_: int, done: int = done) -> None:
                 if progress is not None:
                     progress("search", done, len(cones))
 
-            spent = sum(p.found.best.seconds for p in build.parts)
-            result = Search(region, model, limits, tick, buffers).run(budget - spent)
-            if result is None and math.isfinite(budget):
-                return None
+            result = _search(region, {a for a, real in binding.axes.items() if real in made}, model, limits, tick, buffers)
             if result is None:
                 what = T.show(classes.term(cone.roots[0]), 4)
                 raise PlanError(f"no kernel for {what} fits {model.name}", "please report this program")
@@ -160,6 +120,29 @@ def _extract(
     chosen = {c: n for c, n in chosen.items() if c in graph.nodes}
     stats["seconds"] = time.perf_counter() - start
     return Extraction(plan, forms, tuple(_losers(build, limits.candidates)), chosen, stats)
+
+
+def _search(
+    region: Region,
+    made: Set[str],
+    model: CostModel,
+    limits: Limits,
+    tick: Callable[[int], None],
+    buffers: Mapping[str, Buffer],
+) -> Found | None:
+    """The search of a region.  A search that is bounded may find less where there is more to find: what rules say of axes that they
+    made is looked at apart, and has to be better than what is there without."""
+    plain = without(region, made)
+    if plain is region:
+        return Search(region, model, limits, tick, buffers).run()
+    first = Search(plain, model, limits, tick, buffers)
+    found = first.run()
+    better = Search(region, model, limits, tick, buffers, first).run(found.best.seconds if found is not None else math.inf)
+    if found is None or better is None:
+        return found or better
+    others = sorted((found.best, *better.others, *found.others), key=lambda c: c.seconds)
+    stats = better.stats | {"sets": better.stats["sets"] + found.stats["sets"]}
+    return Found(better.best, others[: limits.candidates], stats)
 
 
 def _losers(build: Builder, most: int) -> Iterator[Candidate]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -126,6 +127,12 @@ class Scored:
         self.point = table.argmin(1) + np.arange(len(table)) * table.shape[1]
         self.seconds = self.table[self.point]
 
+    def of(self, bodies: Bodies, state: State) -> Scored:
+        """The same kernel as another search has come to it."""
+        out = copy(self)
+        out.bodies, out.state, out.printed, out.others = bodies, state, set(self.printed), list(self.others)
+        return out
+
     def one(self, point: int) -> Sizes:
         """Tiles and extents of one point."""
 
@@ -148,6 +155,7 @@ class Pricer:
         self.lowerings = 0
         self.statements = 0
         self.points = 0
+        self.reused = 0  # bodies whose kernels another search has priced
         self._known: dict[tuple, list[Scored]] = {}
 
     def names(self) -> Names:
@@ -179,6 +187,9 @@ class Pricer:
         key = roots, bodies.split, state.leaves, tuple(terms), None if split is None else split.axis
         if key not in self._known:  # other choices may come to the same terms
             self._known[key] = self._scored(roots, bodies, state, split, stores, buffers, terms)
+        elif any(k.bodies is not bodies for k in self._known[key]):  # of another search
+            self._known[key] = [k.of(bodies, state) for k in self._known[key]]
+            self.reused += 1
         return self._known[key]
 
     def _scored(

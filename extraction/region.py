@@ -7,12 +7,14 @@ program, never from names.  `Binding` leads back.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Set
+from dataclasses import dataclass, field, replace
 
 from .. import terms as T
 from ..graph import Node
 from ..terms import Affine, Index
 from .classes import Classes
+from .legality import usable
 from .regions import Cone
 
 ROUNDS = 6  # how deep the hash of a class looks
@@ -74,6 +76,24 @@ def axis_key(axis: str) -> tuple[int, str]:
     return int(base[1:]), part
 
 
+def without(region: Region, axes: Set[str]) -> Region:
+    """The region without views of tensors that have these axes, and so without those tensors; classes keep their numbers."""
+
+    if not any(_shows(n, axes) for ns in region.nodes for n in ns):
+        return region
+    kept = _without(dict(enumerate(region.nodes)), region.roots, axes)
+    return replace(region, nodes=[kept.get(c, []) for c in range(len(region.nodes))])
+
+
+def _without(nodes: dict[int, list[Node]], roots: tuple[int, ...], axes: Set[str]) -> dict[int, list[Node]]:
+    return usable({c: [n for n in ns if not _shows(n, axes)] for c, ns in nodes.items()}, roots) if axes else nodes
+
+
+def _shows(n: Node, axes: Set[str]) -> bool:
+    """Is the node a view of a tensor that has one of these axes?"""
+    return n.op == "view" and any(a in axes for a, _ in n.attr)  # type: ignore[attr-defined]
+
+
 @dataclass
 class Binding:
     """From canonical to real: classes, axes, arrays, nodes."""
@@ -84,26 +104,34 @@ class Binding:
     nodes: list[list[Node]] = field(default_factory=list)
 
 
-def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory]) -> tuple[Region, Binding]:
-    """The region of a cone.  stored: where the classes lie that other regions have made."""
+def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory], made: Set[str] = frozenset()) -> tuple[Region, Binding]:
+    """The region of a cone.  stored: where the classes lie that other regions have made.  made: axes that rules have made: tensors
+    with these come last, and all others are numbered as if there were none."""
     place = {a: i for i, a in enumerate(cl.program.axes)}
     order = {i.name: n for n, i in enumerate(cl.program.inputs)}
-    hashes = _structure(cl, cone, order)
+    hashes = _structure(cl, cone.nodes, order)
+    without_made = _without(cone.nodes, cone.roots, made)
+    if made:
+        hashes |= _structure(cl, without_made, order)
     # classes in the order of a walk from the roots, nodes and arguments of sums and products by structure
     nodes = {
-        c: sorted((_settled(n, hashes) for n in ns), key=lambda n: (_node_hash(n, hashes, cl, order), n.args))
+        c: sorted((_settled(n, hashes) for n in ns), key=lambda n: (_shows(n, made), _node_hash(n, hashes, cl, order), n.args))
         for c, ns in cone.nodes.items()
     }
     classes: list[int] = []
     number: dict[int, int] = {}
-    stack = list(reversed(cone.roots))
-    while stack:
-        c = stack.pop()
-        if c in number:
-            continue
-        number[c] = len(classes)
-        classes.append(c)
-        stack.extend(a for n in reversed(nodes[c]) for a in reversed(n.args) if a not in number)
+    for some in ([without_made] if made else []) + [cone.nodes]:
+        seen: set[int] = set()
+        stack = list(reversed(cone.roots))
+        while stack:
+            c = stack.pop()
+            if c in seen:
+                continue
+            seen.add(c)
+            if c not in number:
+                number[c] = len(classes)
+                classes.append(c)
+            stack.extend(a for n in reversed(nodes[c]) for a in reversed(n.args) if a in some and a not in seen)
     used = _axes(cl, cone, stored)
     names = {a: f"a{i}" for i, a in enumerate(sorted(used, key=place.__getitem__))}
     arrays = sorted({n.attr[0] for ns in nodes.values() for n in ns if n.op == "input"}, key=order.__getitem__)  # type: ignore[index]
@@ -261,10 +289,10 @@ def _node_hash(n: Node, classes: dict[int, int], cl: Classes, order: dict[str, i
     return hash((_code(n.op), _attr_hash(n, cl, order), tuple(classes[a] for a in n.args)))
 
 
-def _structure(cl: Classes, cone: Cone, order: dict[str, int]) -> dict[int, int]:
+def _structure(cl: Classes, nodes: dict[int, list[Node]], order: dict[str, int]) -> dict[int, int]:
     """A hash of each class by what its nodes are, refined by what their arguments are."""
-    out = {c: 0 for c in cone.nodes}
-    own = {c: [(_code(n.op), _attr_hash(n, cl, order), n) for n in ns] for c, ns in cone.nodes.items()}
+    out = {c: 0 for c in nodes}
+    own = {c: [(_code(n.op), _attr_hash(n, cl, order), n) for n in ns] for c, ns in nodes.items()}
     for _ in range(ROUNDS):
         out = {c: hash(tuple(sorted((op, at, tuple(out[a] for a in n.args)) for op, at, n in ns))) for c, ns in own.items()}
     return out

@@ -100,11 +100,13 @@ class Search:
         limits: Limits,
         tick: Callable[[int], None] | None = None,
         buffers: Mapping[str, Buffer] | None = None,
+        before: Search | None = None,
     ):
-        """buffers: inputs and outputs of the whole program (None: a kernel's own are all there are)."""
+        """buffers: inputs and outputs of the whole program (None: a kernel's own are all there are).  before: a search of the same
+        region with fewer nodes: what it has found out of kernels is known to this one."""
         self.r, self.model, self.limits, self.tick = region, model, limits, tick
-        self.pricer = Pricer(region, model)
-        self.printing = Printing(self.pricer, model, buffers)
+        self.pricer = Pricer(region, model) if before is None else before.pricer
+        self.printing = Printing(self.pricer, model, buffers) if before is None else before.printing
         self.prices = Prices(model.floor(Work()), self._mates)
         self.partial = {
             c: a[:-2] for c, free in enumerate(region.free) for a in sorted(free) if a.endswith(".o") and a[:-2] in region.extents
@@ -114,6 +116,7 @@ class Search:
         self._mate_memo: dict[tuple[int, int], bool] = {}
         self._views: dict[str | None, Bodies] = {}
         self._priced: dict[tuple, list[Scored]] = {}
+        self._known: set[int] = set()  # lists of kernels (by identity) that the search before has priced
         self._cheapest: dict[tuple[int, int], np.ndarray] = {}
         self._next: dict[tuple[str | None, frozenset[int]], list[_Next]] = {}
         self._complete: list[Choice] = []
@@ -230,7 +233,7 @@ class Search:
             kernels = self._kernels(o.roots, o.state)
             if not kernels:
                 continue
-            done += 1
+            done += not (top and id(kernels) in self._known)  # those cost nothing
             took = self._took(kernels, n)
             if n == 1:
                 room = min(limit, float(best.seconds[0]) * slack) - float(took[0])
@@ -313,7 +316,10 @@ class Search:
         parted = self._split is not None and any(c in self.partial for c in (*roots, *bits(s.leaves)))
         key = (roots, bodies.split, s.chosen, self._split.axis if self._split is not None and parted else None)
         if key not in self._priced:
+            before = self.pricer.reused
             self._priced[key] = self.pricer.price(roots, bodies, s, self._split)
+            if self.pricer.reused > before:
+                self._known.add(id(self._priced[key]))
         return self._priced[key]
 
     def _took(self, kernels: list[Scored], n: int) -> np.ndarray:
