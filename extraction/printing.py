@@ -9,6 +9,7 @@ tiles: so it is asked of the kernels of plans that would win.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -73,11 +74,16 @@ class Printing:
 
     def _ask(self, k: Scored, axes: dict[str, Axis], sizes: dict[str, int], choices: dict[str, object]) -> Refusal | None:
         self.asked += 1
-        kernel = Kernel("k", k.kernel.stores, axes, k.kernel.extents | sizes, choices)
-        try:
-            program = lower(kernel, k.buffers, k.program.compute_dtype)
-        except LoweringError as e:
-            return Refusal(str(e), True)
+        extents = k.kernel.extents | sizes
+        if not any("." in a for a in axes) and all(x.extent % x.tile == 0 for x in axes.values()):
+            # what was lowered has in it the size of parts, and what of the last tile exists, but no size of a whole tile
+            program = replace(k.program, axes=axes, extents=extents, choices=choices)
+        else:
+            kernel = Kernel("k", k.kernel.stores, axes, extents, choices)
+            try:
+                program = lower(kernel, k.buffers, k.program.compute_dtype)
+            except LoweringError as e:
+                return Refusal(str(e), True)
         return self.model.refusal(program, k.buffers if self.buffers is None else self.buffers)
 
     def similar(self, k: Scored, point: int, prices: Prices) -> Array:
