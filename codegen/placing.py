@@ -27,6 +27,8 @@ class Placing:
         self.axes_memo: dict[frozenset[str], frozenset[str]] = {}
         self.places: dict[tuple[frozenset[str], Path], Path] = {}
         self.below_memo: dict[Term, dict[Term, int]] = {}
+        self.parted = any("." in a for a in kernel.axes)  # is an axis seen as its parts?
+        self.operands_memo: dict[Term, tuple[Term, ...]] = {}  # of folds
         # loop → reductions, stores and inner store loops, in order
         self.members: dict[Path, dict[Term | Path | plan.Store, None]] = {}
         self.collected: set[tuple[Term, Path]] = set()  # terms whose loops are registered, for all stores
@@ -55,6 +57,8 @@ class Placing:
         return Affine().plus(self.position(o), self.k.extents[i]).plus(self.position(i))
 
     def globally(self, ix: Affine) -> Affine:
+        if not self.parted and all(a in self.k.axes for a, _ in ix.terms):
+            return ix
         return ix.substitute({a: self.position(a) for a in ix.axes})
 
     def ragged_ends(self) -> dict[str, Affine]:
@@ -103,9 +107,7 @@ class Placing:
         """Reductions over loop axes at or below t, with their depths."""
         if t in self.below_memo:
             return self.below_memo[t]
-        for x in T.postorder([t]):
-            if x in self.below_memo:
-                continue
+        for x in T.postorder([t], self.below_memo):
             out: dict[Term, int] = {}
             for a in self.operands(x):
                 out.update(self.below_memo[a] if a in self.below_memo else self.below(a))
@@ -129,16 +131,18 @@ class Placing:
     def operands(self, t: Term) -> tuple[Term, ...]:
         """Arguments that are evaluated: a fold carries only what its component needs."""
         if t.op == "fold":
-            h, comp, _ = t.attr
-            ps, xs = fold_needs(h, comp, t.args)
-            n = len(h.pivots)
-            return tuple(
-                dict.fromkeys(
-                    [t.args[p] for p in ps if p < n and not is_fn(h.pivots[p])]
-                    + [t.args[n + j] for j in xs]
-                    + [t.args[p] for p in ps if is_fn(h.pivots[p])]
+            if t not in self.operands_memo:
+                h, comp, _ = t.attr
+                ps, xs = fold_needs(h, comp, t.args)
+                n = len(h.pivots)
+                self.operands_memo[t] = tuple(
+                    dict.fromkeys(
+                        [t.args[p] for p in ps if p < n and not is_fn(h.pivots[p])]
+                        + [t.args[n + j] for j in xs]
+                        + [t.args[p] for p in ps if is_fn(h.pivots[p])]
+                    )
                 )
-            )
+            return self.operands_memo[t]
         if t.op == "gather":
             return t.args[1:]
         return t.args

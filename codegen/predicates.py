@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from .. import terms as T
 from ..terms import REDUCTIONS as IDENTITY
@@ -15,6 +16,7 @@ from .monoids import fold_needs, is_payload
 from .real import Real
 
 
+@lru_cache(1 << 12)  # every lowering of a search asks for the same
 def constraints_of(c: Term) -> tuple[Affine, ...] | None:
     """The predicate as a conjunction of affine expressions that are ≥ 0, if it is one."""
     if (c.op == "bi" and c.attr == "and") or c.op == "mul":
@@ -50,37 +52,35 @@ _KEEPS_ZERO = frozenset(
     "neg tanh sin sinh asin asinh atan atanh tan abs sqrt sign erf expm1 log1p floor ceil round trunc".split()
 )
 
-# (term, value) → the constraints that make it so: a memo
-Vanishing = dict[tuple[Term, float], frozenset[Affine]]
+# term → value → the constraints that make it so: a memo
+Vanishing = dict[Term, dict[float, frozenset[Affine]]]
 
 
 def vanishing(t: Term, to: float, memo: Vanishing, real: Real) -> frozenset[Affine]:
     """Constraints each of which, where it is negative, makes `t` equal to `to` (0, −inf or inf): a factor 0 beside real numbers, a
     term −inf beside what is no +inf.  A row without any key has a statistic −inf, and what the source makes of it, NaN, may show far
     beyond the row: in a sum over the rows."""
-    for x in T.postorder([t]) if (t, to) not in memo else ():
-        for value in (0.0, -math.inf, math.inf):
-            if (x, value) not in memo:
-                memo[x, value] = _vanishing(x, value, memo, real)
-    return memo.get((t, to), frozenset())
+    for x in T.postorder([t], memo):
+        memo[x] = {value: _vanishing(x, value, memo, real) for value in (0.0, -math.inf, math.inf)}
+    return memo[t].get(to, frozenset())
 
 
 def _vanishing(t: Term, to: float, memo: Vanishing, real: Real) -> frozenset[Affine]:
     def any_of(args: tuple[Term, ...], to: float, harmless: Callable[[Term], bool]) -> frozenset[Affine]:
         """Those by which one of the arguments becomes `to`, where all others do too or are harmless beside it."""
-        wild = [memo[a, to] for a in args if not harmless(a)]
-        some = frozenset().union(*(memo[a, to] for a in args))
+        wild = [memo[a][to] for a in args if not harmless(a)]
+        some = frozenset().union(*(memo[a][to] for a in args))
         return some.intersection(*wild)
 
     def all_of(args: Iterable[Term], to: float) -> frozenset[Affine]:
-        sets = [memo[a, to] for a in args]
+        sets = [memo[a][to] for a in args]
         return frozenset.intersection(*sets) if sets else frozenset()
 
     match t.op, t.attr:
         case "where", _:
             c, x, y = t.args
-            hit = memo[x, to]
-            return hit | _known(c) if T.is_num(y, to) else hit & memo[y, to]
+            hit = memo[x][to]
+            return hit | _known(c) if T.is_num(y, to) else hit & memo[y][to]
         case "add", _:
             return all_of(t.args, 0.0) if to == 0 else any_of(t.args, to, real.below if to < 0 else real.finite)
         case "mul", _:
@@ -89,14 +89,14 @@ def _vanishing(t: Term, to: float, memo: Vanishing, real: Real) -> frozenset[Aff
             scale = [a.attr for a in t.args if a.op == "num"]
             rest = [a for a in t.args if a.op != "num"]
             if len(rest) == 1 and scale and all(scale):
-                return memo[rest[0], to if math.prod(scale) > 0 else -to]
+                return memo[rest[0]][to if math.prod(scale) > 0 else -to]
             return frozenset()
         case "un", ("exp" | "exp2"):
-            return memo[t.args[0], -math.inf] if to == 0 else frozenset()
+            return memo[t.args[0]][-math.inf] if to == 0 else frozenset()
         case "un", "log":
-            return memo[t.args[0], 0.0] if to == -math.inf else frozenset()
+            return memo[t.args[0]][0.0] if to == -math.inf else frozenset()
         case "un", f if to == 0 and f in _KEEPS_ZERO:
-            return memo[t.args[0], 0.0]
+            return memo[t.args[0]][0.0]
         case "bi", "and" if to == 0:
             return _known(t)
         case "bi", ("lt" | "le" | "eq") if to == 0:
@@ -104,7 +104,7 @@ def _vanishing(t: Term, to: float, memo: Vanishing, real: Real) -> frozenset[Aff
         case "bi", ("max" | "min"):
             return all_of(t.args, to)
         case "red", (op, axis) if to == IDENTITY[op]:
-            return frozenset(c for c in memo[t.args[0], to] if not any(T.depends(frozenset([a]), axis) for a in c.axes))
+            return frozenset(c for c in memo[t.args[0]][to] if not any(T.depends(frozenset([a]), axis) for a in c.axes))
     return frozenset()
 
 

@@ -61,8 +61,8 @@ class Real:
         return BELOW in self.facts(t)
 
     def facts(self, t: Term) -> Facts:
-        for x in T.postorder([t]) if t not in self.memo else ():
-            if x not in self.memo:
+        for x in T.postorder([t], self.memo):
+            if x not in self.memo:  # facts of one may rest on those of others
                 facts = self._facts(x)
                 self.memo[x] = facts | {BELOW} if FINITE in facts else facts
         return self.memo[t]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ..extraction.plan import Axis, Buffer
 from ..terms import Affine, Index
@@ -160,6 +161,11 @@ class TileProgram:
     writes: tuple[Buffer, ...]
     compute_dtype: str = "float32"
     choices: dict[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def statements(self) -> tuple[Stmt, ...]:
+        """Every statement, loops before their bodies."""
+        return tuple(walk(self.body))
 
     @property
     def grid(self) -> tuple[str, ...]:

@@ -39,15 +39,25 @@ class Tally:
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[tuple[int, ...], float]] = {}
-        self._arrays: dict[int, Array] = {}
+        self._number: dict[int, int] = {}  # of an array, by its identity: in the order in which they come
+        self._arrays: list[Array] = []
         self._products: dict[tuple[int, ...], Array] = {}
 
     def add(self, resource: str, amount: float, *arrays: Array) -> None:
-        used = [x for x in arrays if x is not ONE]
-        for x in used:
-            self._arrays[id(x)] = x
-        key = tuple(sorted(map(id, used)))
-        of = self._sums.setdefault(resource, {})
+        used = []
+        for x in arrays:
+            if x is not ONE:
+                n = self._number.get(id(x))
+                if n is None:
+                    n = self._number[id(x)] = len(self._arrays)
+                    self._arrays.append(x)
+                used.append(n)
+        if len(used) > 1:
+            used.sort()
+        key = tuple(used)
+        of = self._sums.get(resource)
+        if of is None:
+            of = self._sums[resource] = {}
         of[key] = of.get(key, 0.0) + amount
 
     def __getitem__(self, resource: str) -> Array:
@@ -84,7 +94,7 @@ class Block:
 
     def __init__(self, program: TileProgram, sizes: Sizes, steps: list[W.Step], blocks: Array, machine: Gpu):
         self.p, self.sizes, self.steps, self.m = program, sizes, steps, machine
-        self.statements = list(walk(program.body))
+        self.statements = program.statements
         self.feeds = W.feeds(program)
         self.masks = W.masks(program)
         self.dtype = {x.name: x.dtype for x in (*program.reads, *program.writes)}
@@ -292,7 +302,7 @@ class Block:
                     self.pieces.append((16 / DTYPES[self.dtype[s.buffer]], self.sizes.elements(s.out.axes)))
         width = 8.0 if self.p.compute_dtype == "float64" else 4.0
         worst = np.zeros(1)
-        made = W.NOTHING if self.units else W.passing(self.p)  # where products are, what is reduced lies in fragments first
+        made = W.NOTHING if self.units else W.passing(self.p, self.feeds)  # where products are, what is reduced lies in fragments first
         for point in W.peaks(self.p, lambda v: bool(v.axes) and v.id not in absent, transient=True, passing=made):
             t = Tally()
             for v in point:
@@ -323,8 +333,12 @@ class Block:
             again = again + np.where(fits, 0.0, np.maximum(read - held, 0.0)) * blocks
             traffic = traffic + read * blocks
         total = total + again + np.maximum(traffic - again - total, 0.0) * far
+        stores: dict[str, Store] = {}
+        for s in self.statements:
+            if isinstance(s, Store):
+                stores.setdefault(s.buffer, s)
         for b in self.p.writes:
-            s = next(s for s in self.statements if isinstance(s, Store) and s.buffer == b.name)
+            s = stores[b.name]
             n = ONE
             for a in sorted({a for ix in s.index for a in ix.axes if a in sizes.extent}):
                 n = n * sizes.extent[a]

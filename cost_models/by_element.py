@@ -73,7 +73,7 @@ def price(program: TileProgram, sizes: Sizes, m: Gpu) -> Scores:
     waves = np.ceil(blocks / (m.sms * resident))
     chain = waves * (terms * np.maximum(TERM, resident * ISSUE) + meetings * MEET + m.block)
     moved = sum(n * DTYPES[program.buffer(x).dtype] for x, n in W.unique_elements(program, sizes).items())
-    for s in walk(program.body):
+    for s in program.statements:
         if isinstance(s, Store):
             n = one
             for a in sorted({a for ix in s.index for a in ix.axes if a in sizes.extent}):
@@ -94,7 +94,7 @@ def _weight(args: tuple[Value, ...]) -> float:
 def _kept(program: TileProgram) -> list[Value]:
     """Results and states that lie in shared memory, as far as it has room."""
     out: dict[int, Value] = {}
-    for s in walk(program.body):
+    for s in program.statements:
         if isinstance(s, Loop):
             for c in s.carries:
                 out[c.phi.id], out[c.next.id] = c.phi, c.next

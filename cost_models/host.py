@@ -106,7 +106,7 @@ class HostModel:
         near, slower = 1 / m.near, (1 / m.far - 1 / m.near) * np.clip(self._working_set(program, sizes, held) / m.cache - 1, 0, 1)
         byte = near + slower  # seconds a byte of elementwise statements
         masks = W.masks(program)
-        views = {s.out.id for s in walk(program.body) if isinstance(s, Load)}
+        views = {s.out.id for s in program.statements if isinstance(s, Load)}
         zero = np.zeros(1)
 
         def fixed(n: Array) -> Array:
@@ -200,8 +200,8 @@ class HostModel:
 
     def _working_set(self, program: TileProgram, sizes: Sizes, held: Array) -> Array:
         """Bytes that a block comes back to: what it holds, and what products read in place."""
-        loads = {s.out.id: s for s in walk(program.body) if isinstance(s, Load)}
-        for s in walk(program.body):
+        loads = {s.out.id: s for s in program.statements if isinstance(s, Load)}
+        for s in program.statements:
             if isinstance(s, Contract):
                 for x in (loads.pop(v.id, None) for v in (s.a, s.b)):
                     if x is not None:
@@ -211,7 +211,7 @@ class HostModel:
     def _memory(self, program: TileProgram, sizes: Sizes, width: float) -> Array:
         """Bytes that a block holds at the worst moment."""
         converted = {b.name for b in program.reads if b.dtype in CONVERT}
-        views = {s.out.id for s in walk(program.body) if isinstance(s, Load) and s.buffer not in converted}
+        views = {s.out.id for s in program.statements if isinstance(s, Load) and s.buffer not in converted}
         worst = np.zeros(1)
         for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in views, False):
             worst = np.maximum(worst, sum((sizes.elements(v.axes) for v in point), np.zeros(1)) * 4 * width)
@@ -222,7 +222,7 @@ class HostModel:
         by = {b.name: DTYPES[b.dtype] for b in (*program.reads, *program.writes)}
         total = sum((n * by[x] for x, n in W.unique_elements(program, sizes).items()), np.zeros(1))
         seen = set()
-        for s in walk(program.body):
+        for s in program.statements:
             if isinstance(s, Store) and s.buffer not in seen:
                 seen.add(s.buffer)
                 n = np.ones(1)

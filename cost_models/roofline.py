@@ -88,12 +88,12 @@ class Roofline:
         return tuple(sorted(counts))
 
     def tiles(self, program: TileProgram, extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        products = [W.Product.of(s) for s in walk(program.body) if isinstance(s, Contract)]
+        products = [W.Product.of(s) for s in program.statements if isinstance(s, Contract)]
         lone = {a for p in products if bool(p.rows) != bool(p.cols) for a in p.batch}  # one vector each: no tile of several
         products = [p for p in products if p.rows and p.cols]
         kept = {a for p in products for a in (*p.rows, *p.cols)}
         summed = {a for p in products for a in p.inner}
-        fast = {s.index[-1].axes[-1] for s in walk(program.body) if isinstance(s, Load | Store) and s.index and s.index[-1].axes}
+        fast = {s.index[-1].axes[-1] for s in program.statements if isinstance(s, Load | Store) and s.index and s.index[-1].axes}
         out: dict[str, tuple[int, ...]] = {}
         for a, x in program.axes.items():
             n = extents[a]
@@ -124,7 +124,7 @@ class Roofline:
     def finer(self, program: TileProgram, tiles: Mapping[str, int], extents: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Tile sizes worth trying around these for a pipeline of warpgroups in which one product sums along what another one's columns
         are: any multiple of a matrix instruction there, and rows of three warpgroups.  Axes with one of `tiles` whole or of one stay."""
-        products = [W.Product.of(s) for s in walk(program.body) if isinstance(s, Contract)]
+        products = [W.Product.of(s) for s in program.statements if isinstance(s, Contract)]
         kept = {a for p in products for a in (*p.rows, *p.cols)}
         passed = {a for p in products for a in p.inner if a in kept and program.axes[a].role == "loop"}
         out: dict[str, tuple[int, ...]] = {}

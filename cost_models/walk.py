@@ -114,13 +114,12 @@ def _shares(constraints: tuple[Affine, ...], axes: tuple[str, ...], shape: tuple
 _STEPS = (0.6180339887498949, 0.7548776662466927, 0.8191725133961645)
 
 
-def passing(program: TileProgram) -> dict[int, tuple[Value, ...]]:
+def passing(program: TileProgram, readers: Mapping[int, list[Stmt]]) -> dict[int, tuple[Value, ...]]:
     """Elementwise results that only one reduction reads, or what is made for it: they are made element by element.  By number, what
-    they are made of."""
-    readers = feeds(program)
-    carried = {c.next.id for s in walk(program.body) if isinstance(s, Loop) for c in s.carries}
+    they are made of.  readers: the program's `feeds`."""
+    carried = {c.next.id for s in program.statements if isinstance(s, Loop) for c in s.carries}
     out: dict[int, tuple[Value, ...]] = {}
-    for s in reversed(list(walk(program.body))):
+    for s in reversed(program.statements):
         if isinstance(s, Map) and s.out.id not in carried and len(by := readers.get(s.out.id, [])) == 1:
             if isinstance(by[0], Reduce) or (isinstance(by[0], Map) and by[0].out.id in out):
                 out[s.out.id] = s.args
@@ -139,24 +138,29 @@ def peaks(
     points: dict[frozenset[int], None] = {}
     values: dict[int, Value] = {}
 
-    for s in walk(program.body):
-        values |= {v.id: v for v in (*results(s), *operands(s)) if keep(v) and v.id not in passing}
+    for s in program.statements:
+        for v in (*results(s), *operands(s)):
+            if v.id not in values and v.id not in passing and keep(v):
+                values[v.id] = v
 
     def read(s: Stmt) -> set[int]:
+        if not passing:
+            return {v.id for v in operands(s) if v.id in values}
         todo, out = list(operands(s)), set()
         while todo:
             v = todo.pop()
             if v.id in passing:
                 todo.extend(passing[v.id])
-            else:
+            elif v.id in values:
                 out.add(v.id)
-        return out & values.keys()
+        return out
 
     def note(live: set[int]) -> None:
         points[frozenset(live)] = None
 
     def go(body: tuple[Stmt, ...], live: set[int]) -> set[int]:
         """Backwards through a body: `live` are the values needed after it; returns those needed before it."""
+        live = set(live)
         for s in reversed(body):
             if isinstance(s, Map) and s.out.id in passing:
                 continue
@@ -176,16 +180,13 @@ def peaks(
                 live = (before - {c.phi.id for c in s.carries}) | ({v.id for v in operands(s)} & values.keys())
                 note(live)
                 continue
-            after = set(live)
-            live = live - {v.id for v in results(s)}
             args = read(s)
-            acc = getattr(s, "acc", None)
-            held = args - {acc.id} if acc is not None else args
             if isinstance(s, Contract | Reduce):
-                note(after | held)
+                note(live | args if s.acc is None else live | (args - {s.acc.id}))
             elif not transient:
-                note(after)
-            live = live | args
+                note(live)
+            live.difference_update([v.id for v in results(s)])
+            live |= args
         return live
 
     go(program.body, set())
@@ -197,7 +198,7 @@ def peaks(
 def feeds(program: TileProgram) -> dict[int, list[Stmt]]:
     """Statements that read each value, by its number."""
     out: dict[int, list[Stmt]] = {}
-    for s in walk(program.body):
+    for s in program.statements:
         for v in operands(s):
             out.setdefault(v.id, []).append(s)
     return out
@@ -226,13 +227,13 @@ class Product:
 
 def masks(program: TileProgram) -> frozenset[int]:
     """Values that exist only because of a mask: masks themselves."""
-    return frozenset(s.out.id for s in walk(program.body) if isinstance(s, Mask))
+    return frozenset(s.out.id for s in program.statements if isinstance(s, Mask))
 
 
 def unique_elements(program: TileProgram, sizes: Sizes) -> dict[str, Array]:
     """Elements of each buffer that the whole kernel reads at least once."""
     out: dict[str, Array] = {}
-    for s in walk(program.body):
+    for s in program.statements:
         if isinstance(s, Load):
             n = np.ones(1)
             for a in s.out.axes:

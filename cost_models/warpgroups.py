@@ -57,7 +57,7 @@ class Form:
 
 def form(program: TileProgram, block: Block) -> Form | None:
     """None if the program has no such form whatever its tiles are."""
-    loops = [s for s in walk(program.body) if isinstance(s, Loop)]
+    loops = [s for s in program.statements if isinstance(s, Loop)]
     if len(loops) != 1 or program.compute_dtype != "float32":
         return None
     outputs = [b.dtype for b in program.writes if b.kind == "output"]
@@ -65,13 +65,13 @@ def form(program: TileProgram, block: Block) -> Form | None:
         return None
     (loop,) = loops
     inside = {id(s) for s in walk(loop.body)}
-    contracts = [s for s in walk(program.body) if isinstance(s, Contract)]
+    contracts = [s for s in program.statements if isinstance(s, Contract)]
     units = [s for s in contracts if id(s) in block.units]
     if not units or any(id(s) not in inside for s in units) or any(isinstance(s, Store) for s in loop.body):
         return None
-    loads = {s.out.id: s for s in walk(program.body) if isinstance(s, Load)}
-    made = {s.out.id for s in walk(program.body) if not isinstance(s, Load | Store | Loop)}
-    if any(isinstance(s, Gather) and id(s) in inside for s in walk(program.body)):
+    loads = {s.out.id: s for s in program.statements if isinstance(s, Load)}
+    made = {s.out.id for s in program.statements if not isinstance(s, Load | Store | Loop)}
+    if any(isinstance(s, Gather) and id(s) in inside for s in program.statements):
         return None
     nexts = {c.next.id for c in loop.carries}
     computed = {s.out.id for s in loop.body if isinstance(s, Contract | Reduce)}  # and what is made of them
@@ -118,9 +118,9 @@ def form(program: TileProgram, block: Block) -> Form | None:
                 tiles[v.id] = loads[v.id]
     if not chained:  # columns are what results are reduced along, or what is contiguous in them
         results = {a for r, c, _ in products for a in (*r, *c)}
-        wide = {a for s in walk(program.body) if isinstance(s, Reduce) and s.arg.id in computed for a in s.axes} & results
+        wide = {a for s in program.statements if isinstance(s, Reduce) and s.arg.id in computed for a in s.axes} & results
         if not wide:
-            wide = {a for s in walk(program.body) if isinstance(s, Store) and s.index for a, c in s.index[-1].terms if c == 1}
+            wide = {a for s in program.statements if isinstance(s, Store) and s.index for a, c in s.index[-1].terms if c == 1}
         products = [(c, r, k) if set(r) & wide and not set(c) & wide else (r, c, k) for r, c, k in products]
         if carried and len(loop.body) != len(units) + sum(isinstance(s, Load) for s in loop.body):
             return None  # elementwise work between products of loaded tiles
@@ -130,7 +130,7 @@ def form(program: TileProgram, block: Block) -> Form | None:
     if any(r != rows for r, _, _ in products):
         return None
     readers: dict[int, int] = {}
-    for s in walk(program.body):
+    for s in program.statements:
         for v in _operands(s):
             readers[v.id] = readers.get(v.id, 0) + (not isinstance(s, Contract) or id(s) not in block.units)
     if any(readers.get(v) for v in tiles) or (sources and plain):

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -385,19 +386,25 @@ def is_num(t: Term, v: float | None = None) -> bool:
 # ------------------------------------------------------------------ walking
 
 
-def postorder(roots: Iterable[Term]) -> Iterator[Term]:
-    """Every term below the roots once, arguments first.  Iterative: programs may be thousands of nodes deep."""
+def postorder(roots: Iterable[Term], known: Container[Term] = ()) -> Iterator[Term]:
+    """Every term below the roots once, arguments first, without those that are known and what only they are made of.  Iterative:
+    programs may be thousands of nodes deep."""
     seen: set[Term] = set()
     for r in roots:
-        stack = [(r, False)]
+        stack: list[Term | None] = [r]  # behind None: a term whose arguments are done
         while stack:
-            t, done = stack.pop()
-            if done:
-                yield t
-            elif t not in seen:
+            t = stack.pop()
+            if t is None:
+                yield stack.pop()  # type: ignore[misc]
+            elif t not in seen and t not in known:
                 seen.add(t)
-                stack.append((t, True))
-                stack.extend((a, False) for a in reversed(t.args) if a not in seen)
+                if not t.args:
+                    yield t
+                    continue
+                stack += (t, None)
+                for a in reversed(t.args):
+                    if a not in seen:
+                        stack.append(a)
 
 
 def rewrite(roots: Iterable[Term], f: Callable[[Term, tuple[Term, ...]], Term | None]) -> list[Term]:
@@ -416,8 +423,9 @@ def substitute(t: Term, m: dict[Term, Term]) -> Term:
     return rewrite([t], lambda x, args: m.get(x))[0]
 
 
-def variables(t: Term) -> list[str]:
-    return [x.attr for x in postorder([t]) if x.op == "var"]  # type: ignore[misc]
+@lru_cache(1 << 12)  # coefficients of folds are asked for theirs again and again
+def variables(t: Term) -> tuple[str, ...]:
+    return tuple(x.attr for x in postorder([t]) if x.op == "var")
 
 
 # ------------------------------------------------------------------ folds: joint monoids with derived merges
@@ -449,6 +457,17 @@ class Monoid:
 
     def needed(self, component: int, zero: Callable[[int], bool] = lambda j: False) -> tuple[list[int], list[int]]:
         """(pivots, linear components) that a fold must carry to give `component`.  zero(j): is singleton xⱼ identically 0?"""
+        key = component, tuple(map(zero, range(len(self.coef))))
+        if key not in self._needed:
+            self._needed[key] = self._reached(component, zero)
+        pivots, comps = self._needed[key]
+        return list(pivots), list(comps)
+
+    @cached_property
+    def _needed(self) -> dict[tuple[int, tuple[bool, ...]], tuple[list[int], list[int]]]:
+        return {}
+
+    def _reached(self, component: int, zero: Callable[[int], bool]) -> tuple[list[int], list[int]]:
         n = len(self.pivots)
         pivots: set[int] = set()
         comps: set[int] = set()
