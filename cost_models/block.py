@@ -6,7 +6,7 @@ from copy import copy
 
 import numpy as np
 
-from ..codegen.tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Store, TileProgram, Value, walk
+from ..codegen.tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Store, TileProgram, Value
 from ..program import DTYPES
 from . import walk as W
 from .base import Array, Sizes, picked

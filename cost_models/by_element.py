@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..codegen.tile import Contract, Loop, Map, Reduce, Store, TileProgram, Value, walk
+from ..codegen.tile import Contract, Loop, Map, Reduce, Store, TileProgram, Value
 from ..program import DTYPES
 from . import walk as W
 from .base import Scores, Sizes

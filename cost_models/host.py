@@ -9,7 +9,7 @@ import numpy as np
 
 from ..codegen.cpu.contract import LONGEST, UNPACKED
 from ..codegen.cpu.frozen import freeze
-from ..codegen.tile import Contract, Gather, Iota, Load, Map, Mask, Reduce, Store, TileProgram, walk
+from ..codegen.tile import Contract, Gather, Iota, Load, Map, Mask, Reduce, Store, TileProgram
 from ..extraction.plan import Buffer
 from ..program import DTYPES
 from . import walk as W

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..codegen.tile import Contract, Load, Store, TileProgram, walk
+from ..codegen.tile import Contract, Load, Store, TileProgram
 from ..extraction.plan import Buffer
 from . import walk as W
 from . import warpgroups

@@ -92,6 +92,8 @@ class Bodies(Options):
         self._wide: dict[int, list[State]] = {}
         self._roots: dict[tuple[int, ...], list[Body]] = {}
         self._writes: dict[tuple[int, ...], float] = {}
+        self._least_writes: dict[int, float] = {}
+        self._late: dict[int, int] = {}  # of each rank, classes that have it or a larger one
         self._plainly: dict[tuple[int, int], int] = {}
         self._fill()
 
@@ -142,19 +144,18 @@ class Bodies(Options):
                     mixed = not e.mixed and self._prepared(x, e, o)
                     again = max(e.vec[:3]) * (self._repeats((self.ax(c) | o.reduced) & ~self.ax(x)) - 1)
                     for s in partial:
-                        if (j := self.join(s, e)) is not None:
-                            if (mixed and not j.mixed) or again > j.again:
-                                j.mixed, j.again = j.mixed or mixed, max(j.again, again)
-                                self._rate(j)
+                        if (j := self.join(s, e, mixed, again)) is not None:
                             joined.append(j)
                 partial = self.best(joined, 1, beam)
                 if not partial:
                     break
             for s in partial:
-                if o.reduced & s.reduced:
+                once_more = bool(o.reduced & s.reduced)
+                if once_more:
                     s.passes += 1.0 if s.vec[0] > 0 else LIGHT
                 s.reduced |= o.reduced
-                self._rate(s)
+                if once_more or not o.children:
+                    self._rate(s)
                 out.append(s)
         return self.best(out, 2, beam)
 
@@ -184,8 +185,8 @@ class Bodies(Options):
         items = self.read(x)
         return [*own, State(0.0, 1 << (self.offset[x] + len(self.options[x])), 1 << x, items, 1 << x, 0, 1.0, self.vec(items))]
 
-    def join(self, a: State, b: State) -> State | None:
-        """Both bodies in one, or None where they disagree about a class."""
+    def join(self, a: State, b: State, mixed: bool = False, again: float = 0.0) -> State | None:
+        """Both bodies in one, or None where they disagree about a class.  mixed, again: what is known of both together."""
         common = a.classes & b.classes
         if common and (a.chosen & b.chosen).bit_count() != common.bit_count():
             return None
@@ -196,21 +197,32 @@ class Bodies(Options):
             x, y, z, w = self._vecs.get(both) or self.vec(both)
             t, o, f, m = t - x, o - y, f - z, m - w
         leaves, factors, elements = a.leaves | b.leaves, a.factors | b.factors, a.elements | b.elements
+        items = a.items | b.items
+        passes = a.passes if a.passes > b.passes else b.passes
+        again = max(a.again, b.again, again)
+        mixed = mixed or a.mixed or b.mixed or bool(factors & elements & (self.loaded | leaves))
+        score = 0.0
+        plain = not (mixed or items & self.affected)
+        if plain:  # as `_rate` has it
+            most = max(t, o, f, m)
+            work = (most + 0.25 * (t + o + f + m - most)) * (0.5 + 0.5 * passes)
+            score = work + again + self.prices.guess(leaves)
         s = State(
-            0.0,
+            score,
             a.chosen | b.chosen,
             a.classes | b.classes,
-            a.items | b.items,
+            items,
             leaves,
             a.reduced | b.reduced,
-            a.passes if a.passes > b.passes else b.passes,
+            passes,
             (t, o, f, m),
             factors,
             elements,
-            a.mixed or b.mixed or bool(factors & elements & (self.loaded | leaves)),
-            a.again if a.again > b.again else b.again,
+            mixed,
+            again,
         )
-        self._rate(s)
+        if not plain:
+            self._rate(s)
         return s
 
     def busy(self, s: State) -> Vec:
@@ -264,16 +276,16 @@ class Bodies(Options):
     def kernels(self, roots: tuple[int, ...]) -> list[Body]:
         """Bodies that compute all roots, best first."""
         if roots not in self._roots:
-            mine = 0
-            for r in roots:
-                mine |= 1 << r
             top = max(self.r.rank[r] for r in roots)
+            if top not in self._late:
+                self._late[top] = self.union(1 << x for x, rank in enumerate(self.r.rank) if rank >= top)
+            mine = self.union(1 << r for r in roots) | self._late[top]
             each = WIDE if len(roots) <= 2 else max(WIDE // len(roots), 4)
             out: list[State] = []
             for i, r in enumerate(roots):
                 if r not in self._wide:
                     self._wide[r] = self._states(r, WIDE)
-                own = [s for s in self._wide[r] if not s.leaves & mine and all(self.r.rank[x] < top for x in bits(s.leaves))]
+                own = [s for s in self._wide[r] if not s.leaves & mine]
                 joined = [j for a in out for b in own[:each] if (j := self.join(a, b)) is not None]
                 out = own if i == 0 else self.best(joined, 2, each)
             out = [self.shared(s, roots) for s in out]
@@ -408,8 +420,11 @@ class Bodies(Options):
 
     def least_writes(self, roots: tuple[int, ...]) -> float:
         """Seconds that it takes to write these classes at the least."""
-        shares = (self.least.share(self.axes(self.ax(r)), self.count(self.ax(r)))[1] for r in roots)
-        return sum(share * self.writes((r,)) for r, share in zip(roots, shares))
+        for r in roots:
+            if r not in self._least_writes:
+                share = self.least.share(self.axes(self.ax(r)), self.count(self.ax(r)))[1]
+                self._least_writes[r] = share * self.writes((r,))
+        return sum(self._least_writes[r] for r in roots)
 
     def bound(self, s: State, roots: tuple[int, ...]) -> float:
         """Least time of the kernel alone."""

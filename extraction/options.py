@@ -192,12 +192,10 @@ class Options:
         found = self._vecs.get(items)
         if found is None:
             a = b = c = d = 0.0
-            rest, vecs = items, self.vecs
-            while rest:
-                low = rest & -rest
-                t, o, s, m = vecs[low.bit_length() - 1]
+            vecs = self.vecs
+            for i in bits(items):
+                t, o, s, m = vecs[i]
                 a, b, c, d = a + t, b + o, c + s, d + m
-                rest ^= low
             found = self._vecs[items] = (a, b, c, d)
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Protocol
 
@@ -10,12 +10,14 @@ from typing import Protocol
 @lru_cache(1 << 14)  # a search asks for the same few thousand again and again
 def bits(mask: int) -> tuple[int, ...]:
     """Places of the bits that are set, the lowest first."""
-    out = []
-    while mask:
-        low = mask & -mask
-        out.append(low.bit_length() - 1)
-        mask ^= low
+    out: list[int] = []
+    for n, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+        if byte:
+            out += [8 * n + i for i in IN_BYTE[byte]]
     return tuple(out)
+
+
+IN_BYTE = [tuple(i for i in range(8) if byte >> i & 1) for byte in range(256)]
 
 
 class Blend(Protocol):
@@ -63,7 +65,7 @@ class Prices:
             kernels, more = 0, 0.0
             family: dict[int, int] = {}  # class that leads a kernel → work of that kernel
             for c in order:
-                lead = next((d for d in family if self._joins(c, d)), None)
+                lead = self._lead(c, family)
                 if lead is None:
                     kernels |= self.kernels.get(c, 1 << c)
                     family[c] = self.work[c][1] if c in self.work else 0
@@ -76,5 +78,12 @@ class Prices:
             self._memo[leaves] = more + sum(self.own.get(c, self.launch) for c in bits(kernels)), kernels
         return self._memo[leaves]
 
-    def _joins(self, c: int, d: int) -> bool:
-        return c in self.work and d in self.work and self.work[c][0] is self.work[d][0] and self.mates(c, d)
+    def _lead(self, c: int, family: Iterable[int]) -> int | None:
+        """The first of these classes whose kernel c comes out of, too."""
+        if c not in self.work:
+            return None
+        by = self.work[c][0]
+        for d in family:
+            if d in self.work and self.work[d][0] is by and self.mates(c, d):
+                return d
+        return None
