@@ -11,6 +11,12 @@ from typing import Protocol
 def bits(mask: int) -> tuple[int, ...]:
     """Places of the bits that are set, the lowest first."""
     out: list[int] = []
+    if 8 * mask.bit_count() < mask.bit_length():  # few of many
+        while mask:
+            low = mask & -mask
+            out.append(low.bit_length() - 1)
+            mask ^= low
+        return tuple(out)
     for n, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
         if byte:
             out += [8 * n + i for i in IN_BYTE[byte]]

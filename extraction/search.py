@@ -245,7 +245,7 @@ class Search:
                 least = self._to_beat(best, top)
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
-        if not np.isfinite(best.seconds).any() and not math.isfinite(budget) and not (top and self._complete):
+        if not np.isfinite(best.seconds).any() and not math.isfinite(budget):
             self._unfused(best, wanted, depth)
         return best
 
