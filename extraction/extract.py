@@ -137,12 +137,16 @@ def _search(
         return Search(region, model, limits, tick, buffers).run()
     first = Search(plain, model, limits, tick, buffers)
     found = first.run()
-    better = Search(region, model, limits, tick, buffers, first).run(found.best.seconds if found is not None else math.inf)
+    second = Search(region, model, limits, tick, buffers, first)
+    better = second.run(found.best.seconds if found is not None else math.inf)
     if found is None or better is None:
-        return found or better
-    others = sorted((found.best, *better.others, *found.others), key=lambda c: c.seconds)
-    stats = better.stats | {"sets": better.stats["sets"] + found.stats["sets"]}
-    return Found(better.best, others[: limits.candidates], stats)
+        result = found or better
+    else:
+        others = sorted((found.best, *better.others, *found.others), key=lambda c: c.seconds)
+        result = Found(better.best, others[: limits.candidates])
+    if result is not None:
+        result.stats = second.stats() | {"sets": first.stats()["sets"] + second.stats()["sets"]}
+    return result
 
 
 def _losers(build: Builder, most: int) -> Iterator[Candidate]:

@@ -154,9 +154,13 @@ class Search:
         ranked.remove(best)
         if not ranked and (apart := self._apart()) is not None and not same(apart, best):
             ranked.append(apart)  # something to compare with
-        stats = {"lowerings": self.pricer.lowerings, "statements": self.pricer.statements, "points": self.pricer.points}
-        stats |= {"sets": len(self._next), "asked": self.printing.asked}
-        return Found(best, ranked[: self.limits.candidates], stats)
+        return Found(best, ranked[: self.limits.candidates], self.stats())
+
+    def stats(self) -> dict[str, int]:
+        """What has been looked at; of kernels by the search before, too."""
+        p = self.pricer
+        counts = {"lowerings": p.lowerings, "statements": p.statements, "points": p.points, "asked": self.printing.asked}
+        return counts | {"sets": len(self._next)}
 
     def _corrected(self, c: Choice) -> bool:
         """Are some of its kernels not printed as they are priced?  Then they get other prices, and so do all plans that have them."""

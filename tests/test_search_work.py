@@ -39,7 +39,9 @@ SLOWEST = (
     "layers1",
 )
 
-LONGER = {"performer": 4.0}  # one search with its pivots and one with tensors side by side, each with up to 16 numbers of parts
+# Seconds that a quiet machine takes at the most: 0.75 of all others; 1.5 of performer (up to 16 numbers of parts, with tensors side by
+# side and without), 1.2 of nearest_neighbours (kernels of 100 statements), 1.0 of topk_gating (400 sets of classes).
+LONGER = {"performer": 2.2, "nearest_neighbours": 1.8, "topk_gating": 1.5}
 
 
 def graph_of(name: str, target: str, dtype: str | None = None) -> tuple[Graph, Program]:
@@ -97,8 +99,15 @@ def attempts(name: str, target: str) -> Iterator[float]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", SLOWEST)
 def test_no_search_takes_long(name: str, target: str) -> None:
-    """The aim is one second; where other processes share the caches, the slowest ones take up to twice what they take alone."""
-    assert min(attempts(name, target)) < LONGER.get(name, 2.0)
+    """The aim is one second.  Where other processes share the caches, searches take up to half as long again as they do alone."""
+    assert min(attempts(name, target)) < LONGER.get(name, 1.1)
+
+
+def test_what_a_search_has_priced_is_known_to_one_with_more_nodes() -> None:
+    """Tensors side by side are looked at in a search of their own, in which no kernel of the first one is priced again."""
+    graph, program = graph_of("performer", "cuda:sm_80")
+    assert graph.extents.keys() - program.axes.keys(), "rules have made axes"
+    assert extract(graph, program, model_for("cuda:sm_80")).stats["lowerings"] <= 200  # 295 when each search priced its own
 
 
 def test_no_matrix_product_reads_float32_from_memory() -> None:
