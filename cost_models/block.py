@@ -89,7 +89,7 @@ class Block:
     dram                        bytes that the whole kernel moves between memory and the chip
     partial                     what is to be added to them where loads, not copies of whole boxes, share lines with other blocks' loads
     common                      … of `l2`: what is read element by element and is the same for all blocks
-    runs                        how often a block does each product on matrix units, by the statement's identity
+    runs                        how often a block does each load and each product on matrix units, by the statement's identity
     """
 
     def __init__(self, program: TileProgram, sizes: Sizes, steps: list[W.Step], blocks: Array, machine: Gpu):
@@ -115,7 +115,7 @@ class Block:
         if not self.units:
             self.results = self._single()
         t = self.tally
-        self.runs = {id(x.stmt): x.runs for x in steps if id(x.stmt) in self.units}
+        self.runs = {id(x.stmt): x.runs for x in steps if id(x.stmt) in self.units or isinstance(x.stmt, Load)}
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
         self.staged, self.resident = t["staged"], t["resident"]

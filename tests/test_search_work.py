@@ -28,7 +28,7 @@ TOTAL = {
     "cuda:sm_80": (2350, 53_000, 1450),
     "hip:gfx942": (2050, 47_500, 970),
 }
-MOST = (350, 9_500, 500)
+MOST = (350, 10_000, 500)
 SLOWEST = (
     "nearest_neighbours",
     "topk_gating",
