@@ -327,7 +327,9 @@ class Roofline:
                 # where registers leave room for few warps, those wait for their own results and for each other
                 issue = np.maximum(HIDING / (room * warps), 1.0)
                 loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
-                seconds = np.maximum(loads, work) + np.minimum(loads, work) / np.where(iterations > 0, together, together**3)
+                # in a single wave all blocks load at the same time, then all compute
+                beside = np.where(count <= m.sms * room, 1.0, np.where(iterations > 0, together, together**3))
+                seconds = np.maximum(loads, work) + np.minimum(loads, work) / beside
             full = (len(WARPS), len(depths), sizes.points)
             seconds = np.broadcast_to(np.where(ok, m.launch + seconds, np.inf), full)
             parts: dict[str, Array] = {}
