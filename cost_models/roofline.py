@@ -224,10 +224,10 @@ class Roofline:
         seconds = np.full(sizes.points, np.inf)
         seconds[where] = table[best, picks]
         choices = {}
-        for n, name in enumerate(Way._fields):
-            of = np.array([w[n] for w in every], float)
-            choices[name] = np.full(sizes.points, of[0])
-            choices[name][where] = of[best]
+        for place, name in enumerate(Way._fields):
+            values = np.array([w[place] for w in every], float)
+            choices[name] = np.full(sizes.points, values[0])
+            choices[name][where] = values[best]
         if not choices["warpgroups"].any():
             del choices["warpgroups"]
         if (choices["cluster"] == 1).all():

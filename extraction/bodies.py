@@ -328,7 +328,7 @@ class Bodies(Options):
         taken, out = self.taken(s), []
         top = max(self.r.rank[r] for r in roots)
         for axis in bits(s.reduced):
-            ends = {
+            ends: dict[int, Option | None] = {
                 c: None
                 for c, o in taken.items()
                 if o is not None and o.reduced >> axis & 1 and self.r.read[c] and c not in roots and self.r.rank[c] < top

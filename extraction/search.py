@@ -105,8 +105,8 @@ class Search:
         """buffers: inputs and outputs of the whole program (None: a kernel's own are all there are).  before: a search of the same
         region with fewer nodes: what it has found out of kernels is known to this one."""
         self.r, self.model, self.limits, self.tick = region, model, limits, tick
-        self.pricer = Pricer(region, model) if before is None else before.pricer
-        self.printing = Printing(self.pricer, model, buffers) if before is None else before.printing
+        self.pricer: Pricer = Pricer(region, model) if before is None else before.pricer
+        self.printing: Printing = Printing(self.pricer, model, buffers) if before is None else before.printing
         self.prices = Prices(model.floor(Work()), self._mates)
         self.partial = {
             c: a[:-2] for c, free in enumerate(region.free) for a in sorted(free) if a.endswith(".o") and a[:-2] in region.extents
