@@ -11,6 +11,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import math
+import os
 import re
 import sys
 import threading
@@ -190,6 +191,16 @@ class _Pool(threading.local):
 
 
 _POOL = _Pool()
+_process: int | None = None  # the process that has run an engine
+
+
+def _same_process() -> None:
+    """An engine's threads do not survive a fork: the first command in the child would wait for them for ever."""
+    global _process
+    if _process not in (None, os.getpid()):
+        remedy = 'start processes by multiprocessing\'s "spawn" or "forkserver", or optimize in this one\'s parent; kernels run in both'
+        raise EqsatError("this process was forked from one that had used the e-graph engine, whose threads it has not", remedy)
+    _process = os.getpid()
 
 
 class EGraph:
@@ -197,6 +208,7 @@ class EGraph:
 
     def __init__(self, declarations: Callable[[], Iterable[str]], key: object):
         """`declarations()` gives the rules, one text each; it is asked only if no engine with this key is idle."""
+        _same_process()
         self._key = key
         self._engine: Any = _POOL.take(key)
         if self._engine is None:

@@ -589,3 +589,34 @@ def test_saved_kernels_are_whole(folder: Path, tmp_path: Path) -> None:
     assert b"pickle" not in (tmp_path / "k").read_bytes() and json.loads((tmp_path / "k").read_bytes().partition(b"\n")[2])
     with pytest.raises(EqsatError):
         again(X)
+
+
+FORKED = """
+import json, os
+import numpy as np
+import eqsat_neptune as en
+def total(x): return en.xp.sum(x * x, axis=-1)
+kernel = en.optimize(total, specs=[en.TensorSpec((3, 4))])
+ours, theirs = os.pipe()
+child = os.fork()
+if not child:
+    kept = en.optimize(total, specs=[en.TensorSpec((3, 4))])
+    said = ""
+    try:
+        en.optimize(total, specs=[en.TensorSpec((3, 5))])
+    except en.EqsatError as e:
+        said = str(e)
+    got = dict(result=kernel(np.ones((3, 4), "float32")).tolist(), cached=kept.from_cache, said=said)
+    os.write(theirs, json.dumps(got).encode())
+    os._exit(0)
+os.waitpid(child, 0)
+print(os.read(ours, 4096).decode())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_forked_processes(folder: Path, python: Callable[..., subprocess.Popen[str]]) -> None:
+    """The engine's threads are not in the child: kernels run there, and those in the cache are found; what would wait for ever says so."""
+    got = finished(python(FORKED, folder))
+    assert got["result"] == [4.0, 4.0, 4.0] and got["cached"]
+    assert "forked" in got["said"] and "spawn" in got["said"]
