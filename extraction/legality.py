@@ -15,6 +15,7 @@ EXP_LIMIT = {"float64": 700.0, "float32": 80.0, "bfloat16": 80.0, "float16": 11.
 GROWS_LIKE_EXP = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 NOT_AT_ZERO = frozenset({"recip", "log", "log2", "log10", "rsqrt"})
 FLOAT16_MAX = 65504.0
+FLOAT16_LEAST = 2.0**-6  # what is smaller for certain is mostly below 2⁻¹⁴, where there are fewer digits, and then none
 TINY = 1e-30
 MOST = 256  # nodes of a class
 
@@ -31,7 +32,7 @@ def legal_nodes(graph: Graph, compute_dtype: str, operand_dtype: str | None, num
     may be small where m + y is large, and so may (x − m)·y where m is a reduction, beside x·y and m·y.  Nor does a value that cannot
     overflow in the source come from one that can, though the source may compute that one too: exp (x − m) beside exp x is not
     exp x · exp (−m).  And what products read as float16 is what the source makes, or known to fit: (A·B)·C does not become A·(B·C),
-    nor (x·r·g)·w r·((x·g)·w).
+    nor (x·r·g)·w r·((x·g)·w); nor is it so small for certain that float16 has no digits for it.
 
     A rule may retire what the source computes for something that turns out not to be legal: where no form of an output is left,
     the source's own come back.
@@ -176,7 +177,7 @@ def _kept_apart(nodes: dict[int, list[Node]], overflows: int) -> dict[int, list[
 
 class _Ranges:
     """What products read is rounded to a type with a small range.  What the source has fits as well as it does in the source; of
-    anything else bounds must say that it fits."""
+    anything else bounds must say that it fits, and not that it is as good as 0."""
 
     def __init__(self, graph: Graph, most: float):
         self.graph, self.most = graph, most
@@ -192,6 +193,8 @@ class _Ranges:
 
     def _fits(self, factors: Sequence[int], depth: int = 4) -> bool:
         """Does the product of some factors?  One of them may be as large as what the source has."""
+        if 0.0 < math.prod(map(self._size, factors)) < FLOAT16_LEAST and not all(self.graph.has(f, "source") for f in factors):
+            return False
         large = [f for f in factors if self._size(f) > 1.0]
         return (len(large) == 1 and self._tame(large[0], depth)) or math.prod(map(self._size, large)) <= self.most
 

@@ -427,6 +427,14 @@ def test_operands_that_the_source_does_not_make_may_overflow_float16(name: str) 
     assert kept(form("float16")) and not kept(form("float16", "fast"))
 
 
+@pytest.mark.parametrize(("bound", "kept"), [(1e-4, True), (1e-3, True), (0.1, False)])
+def test_operands_that_the_source_does_not_make_may_vanish_in_float16(bound: float, kept: bool) -> None:
+    """B·C of (A·B)·C is the smaller one, but where B and C are known to be small it has few digits, or none."""
+    specs = [en.TensorSpec(s, "float16", range=(-r, r)) for s, r in (((256, 16), 1e4), ((16, 256), bound), ((256, 16), bound))]
+    (form,) = en.optimize(lambda a, b, c: (a @ b) @ c, GPU, specs=specs).form
+    assert ("b[a1, a2]·a[a0, a1]" in form) is kept
+
+
 def test_types_of_intermediates() -> None:
     """16 bits for what feeds products; partial states, statistics of rows and positions keep float32."""
     decode = extraction("decode_gqa", n=65536)
