@@ -8,6 +8,7 @@ costs a warning and time, never a result.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -21,12 +22,15 @@ FORMAT = "eqsat-neptune-cache-1"
 
 
 def directory() -> Path:
-    """$EQSAT_NEPTUNE_CACHE, else eqsat_neptune under $XDG_CACHE_HOME or ~/.cache."""
+    """$EQSAT_NEPTUNE_CACHE, else eqsat_neptune under $XDG_CACHE_HOME or ~/.cache.  OSError where the user has no home."""
     own = os.environ.get("EQSAT_NEPTUNE_CACHE")
     if own:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "eqsat_neptune"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "eqsat_neptune"
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder", "~/.cache/eqsat_neptune") from None
 
 
 @functools.cache
@@ -53,8 +57,8 @@ def digest(*parts: str) -> str:
 
 def read(key: str) -> bytes | None:
     """The payload kept under the key, or None.  A damaged entry is reported, ignored, and made again by the caller."""
-    path = directory() / key[:2] / key
     try:
+        path = directory() / key[:2] / key
         raw = path.read_bytes()
     except FileNotFoundError:
         return None
@@ -75,10 +79,12 @@ def read(key: str) -> bytes | None:
 def write(key: str, payload: bytes) -> None:
     """Keep the payload.  A full or read-only disk costs a warning."""
     meta = {"format": FORMAT, "key": key, "sha256": hashlib.sha256(payload).hexdigest()}
+    folder = Path("~/.cache/eqsat_neptune")
     try:
-        write_atomically(directory() / key[:2] / key, [json.dumps(meta).encode(), b"\n", payload])
+        folder = directory()
+        write_atomically(folder / key[:2] / key, [json.dumps(meta).encode(), b"\n", payload])
     except OSError as e:
-        warn(f"cache folder {directory()} cannot be written ({e.strerror}); set EQSAT_NEPTUNE_CACHE to one that can")
+        warn(f"cache folder {folder} cannot be written ({e.strerror}); set EQSAT_NEPTUNE_CACHE to one that can")
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:

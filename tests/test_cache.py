@@ -591,6 +591,21 @@ def test_saved_kernels_are_whole(folder: Path, tmp_path: Path) -> None:
         again(X)
 
 
+def test_users_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers run as a user that no list has: nothing is kept then."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("EQSAT_NEPTUNE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cache.Path, "home", home)
+    with pytest.warns(RuntimeWarning, match="no home folder.*EQSAT_NEPTUNE_CACHE"):
+        k = en.optimize(program())
+    assert right(k) and not k.from_cache
+
+
+
 FORKED = """
 import json, os
 import numpy as np
