@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-import eqsat_neptune.extraction  # noqa: F401  (before codegen.lower)
+import eqsat_neptune.extraction  # before codegen.lower
 import ml_dtypes
 import numpy as np
 import pytest
@@ -30,7 +30,9 @@ from eqsat_neptune.cost_models import model_for
 from eqsat_neptune.cost_models.base import Sizes
 from eqsat_neptune.extraction.plan import Axis, Buffer, Kernel, Store
 
+import eqsat_neptune as en
 from eqsat_neptune import terms as T
+from eqsat_neptune.programs import CASES
 from eqsat_neptune.terms import Affine, add, bi, inp, iota, mul, num, sub, un, where
 from eqsat_neptune.terms import axis_index as A
 
@@ -754,6 +756,17 @@ def test_tiles_that_no_mask_touches_have_code_without_masks() -> None:
     assert "k_step" not in job_text(attention(**wide))  # type: ignore[arg-type]
 
 
+def test_warps_that_share_a_loop_exchange_in_places_of_their_own() -> None:
+    """Each goes through its iterations without waiting for the others: norms of keys, a value for each row that becomes one for each
+    column, were written where other warps' were."""
+    spec = en.TensorSpec((8, 256, 64), "bfloat16")
+    kernel = en.optimize(CASES["qknorm"].function("full"), "cuda:sm_90a", specs=[spec] * 3)
+    loops = [x for x in kernel.source.split("// ---- over ")[1:] if "shared by" in x.partition("\n")[0]]
+    exchanges = [y for x in loops for y in re.findall(r"_shared<float>\((.*?), ", x.partition("join their states")[0])]
+    exchanges += [y for x in loops for y in re.findall(r"load_shared<float>\((.*?)\);", x.partition("join their states")[0])]
+    assert exchanges and all("warp" in y for y in exchanges)
+
+
 def test_names_clash_with_nothing() -> None:
     x = inp("float", (A("int"), A("fill")))
     job = simple_job({"warp": (T.red("+", "fill", mul(x, x)), ("int",))},
@@ -859,9 +872,6 @@ def test_compiles(arch: str) -> None:
 @pytest.mark.parametrize("name", ["gated_linear_attention", "retention", "attention_dq", "performer"])
 def test_programs_are_emitted(name: str, arch: str, dtype: str) -> None:
     """Decays are masks over what varies less than they do."""
-    import eqsat_neptune as en
-    from eqsat_neptune.programs import CASES
-
     case = CASES[name]
     assert en.optimize(en.trace(case.function("full"), *case.specs("full", dtype)), f"cuda:{arch}").source
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -157,7 +158,7 @@ class Planner(Placement):
         merge = 0
         if o.split is not None:
             o.join, merge = start, self.merge_bytes(o.split)  # over the loop's tiles; others may be needed later
-        o.shared = max(at + o.scratch_bytes, start + merge)
+        o.shared = max(at + o.scratch_bytes * self.ws, start + merge)
         if o.shared > arch.shared:
             raise TooLarge(f"{o.shared} bytes of shared memory, {arch.name} has {arch.shared} for a block")
         o.registers = self.count_registers()
@@ -233,7 +234,7 @@ class Planner(Placement):
                 frame = self.out.frames[s.out.id]
                 reduced = set(self.live(s.axes))
                 rows, columns = ((g.padded if g and not set(g.axes) & reduced else 1) for g in frame)
-                across = max((g.warps for g in frame if g and set(g.axes) & reduced), default=1)
+                across = math.prod(g.warps for g in frame if g and set(g.axes) & reduced)
                 if across > 1:
                     most = max(most, across * rows * columns * width)
                 home = self.out.home[s.out.id]

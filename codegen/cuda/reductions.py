@@ -101,30 +101,35 @@ class Reductions(Copies):
 
     def across_warps(self, name: str, op: str, result: Layout, frame: Layout, rows: bool, columns: bool) -> None:
         """Combine what the warps that share a row (a column) have found; every one of them gets the result."""
-        for g, done in ((frame.column, columns), (frame.row, rows)):
-            if not done or g is None or g.warps == 1:
-                continue
+        reduced = [g for g, done in ((frame.column, columns), (frame.row, rows)) if done and g is not None and g.warps > 1]
+        for n, g in enumerate(reduced):
             other = result.row or result.column
             width = self.width_bytes
             count = other.padded if other else 1
-            warp = "warp" if g.warps == self.s.warps_split > 1 else self.warp_column if g.side == COLUMN else self.warp_row
+            warp = self.warp_of(g)
+            # those along the other side have sums of their own until it is their turn
+            apart = f"{self.warp_of(reduced[1])} * {g.warps} + " if n == 0 and len(reduced) > 1 else ""
             self.t(f"// over the {g.warps} warps that share it")
             self.t(self.sync())
             with self.over(Layout(*result)) as f:
                 flat = f.flat(other) if other else "0"
                 guard = self.one_lane(result)
-                store = f"store_shared<{self.compute}>({self.s.scratch} + ({warp} * {count} + {flat}) * {width}, {name}{self.at(result)});"
+                place = f"{self.s.scratch} + (({apart}{warp}) * {count} + {flat}) * {width}"
+                store = f"store_shared<{self.compute}>({place}, {name}{self.at(result)});"
                 self.t(f"if ({guard}) {store}" if guard else store)
             self.t(self.sync())
             with self.over(Layout(*result)) as f:
                 flat = f.flat(other) if other else "0"
                 at = f"{name}{self.at(result)}"
-                self.t(f"{at} = load_shared<{self.compute}>({self.s.scratch} + {flat} * {width});")
+                first, each = (f"{self.s.scratch} + (({apart}{w}) * {count} + {flat}) * {width}" for w in ("0", "w"))
+                self.t(f"{at} = load_shared<{self.compute}>({first});")
                 self.t("#pragma unroll")
                 self.t(f"for (int w = 1; w < {g.warps}; ++w)")
-                self.t(
-                    f"    {at} = {op}::of({at}, load_shared<{self.compute}>({self.s.scratch} + (w * {count} + {flat}) * {width}));"
-                )
+                self.t(f"    {at} = {op}::of({at}, load_shared<{self.compute}>({each}));")
+
+    def warp_of(self, g: Group) -> str:
+        """Which of the warps along a group's side."""
+        return "warp" if g.warps == self.s.warps_split > 1 else self.warp_column if g.side == COLUMN else self.warp_row
 
     def mask_missing(self, v: Value, layout: Layout, axes: set[str], identity: float, name: str) -> str:
         """The variable with the elements that do not exist along these axes set to a value that does not count (in place where that
@@ -177,16 +182,18 @@ class Reductions(Copies):
         """A value for each row becomes one for each column, or the other way round."""
         a, b = home.row or home.column, layout.row or layout.column
         assert a is not None and b is not None
+        # warps that go through a loop on their own do not wait for each other: each has a place of its own
+        scratch = f"{self.s.scratch} + warp * {self.s.scratch_bytes}" if self.in_split() else f"{self.s.scratch}"
         width, name = 8 if self.compute == "double" else 4, self.variable(v)
         self.t(f"// {v} changes from rows to columns" if home.row else f"// {v} changes from columns to rows")
         self.t(f"{self.compute} {name}{self.shape(layout)};")
         self.t(self.sync())
         with self.over(home) as f:
             guard = " && ".join(filter(None, [self.one_lane(home), f"{f.flat(a)} < {a.size}" if a.padded > a.size else ""]))
-            store = f"store_shared<{self.compute}>({self.s.scratch} + {f.flat(a)} * {width}, {source}{self.at(home)});"
+            store = f"store_shared<{self.compute}>({scratch} + {f.flat(a)} * {width}, {source}{self.at(home)});"
             self.t(f"if ({guard}) {store}" if guard else store)
         self.t(self.sync())
         with self.over(layout) as f:
-            read = f"load_shared<{self.compute}>({self.s.scratch} + {f.flat(b)} * {width})"
+            read = f"load_shared<{self.compute}>({scratch} + {f.flat(b)} * {width})"
             self.t(f"{name}{self.at(layout)} = {f'{f.flat(b)} < {b.size} ? {read} : 0' if b.padded > b.size else read};")
         return name

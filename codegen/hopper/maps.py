@@ -61,8 +61,8 @@ def box_of(p: TileProgram, t: TilePlan, tile: Mapping[str, int]) -> Box:
     dims = (*ordered, *reversed(rest))
     if len(dims) > 5:
         raise Unsupported("more than five dimensions")
-    if b.kind == "temp" and b.shape[-1] * 2 % 16:
-        raise Unsupported("rows of a temporary that are no multiple of 16 bytes")
+    if b.kind != "input" and b.shape[-1] * 2 % 16:
+        raise Unsupported("rows that an earlier kernel stores, and no multiple of 16 bytes")
     sizes, box = [], []
     for n in dims:
         sizes.append(max(1, min(b.shape[n], s.index[n].bounds(p.extents)[1] + 1)))

@@ -43,6 +43,18 @@ class Pivots:
             except Unknown:
                 self.free = False
 
+    @property
+    def mixed(self) -> bool:
+        """Does a product read a weight that has been worked on?  Times something else it may be larger than the weight itself."""
+        defs = {s.out.id: s for s in self.loop.body if isinstance(s, Map)}
+
+        def weighed(v: Value) -> bool:
+            s = defs.get(v.id)
+            return s is not None and (s.role == "weight" or any(map(weighed, s.args)))
+
+        read = [v for s in self.loop.body if isinstance(s, Contract) for v in (s.a, s.b)]
+        return any(weighed(v) and defs[v.id].role != "weight" for v in read if v.id in defs)
+
     # ---- values that are linear in pivots
     def _linear(self, s: Stmt, known: Mapping[int, Coefficients]) -> Coefficients | None:
         """The pivots' coefficients in a statement's result, if nothing else is in it."""

@@ -287,7 +287,11 @@ class WarpgroupPlanner(Planner):
         if not pivots.free:
             return pivots, "running"
         may_freeze = may_freeze and pivots.frozen is not None and not pivots.rising
-        return pivots, "lazy" if want == "frozen" and not may_freeze else want
+        if want == "frozen" and not may_freeze:
+            want = "lazy"
+        # a weight of 2⁸ has room in float16, what it multiplies may then have none (frozen pivots are checked)
+        small = want == "lazy" and pivots.mixed and any(c.dtype == "float16" for c in self.out.contracts.values())
+        return pivots, "running" if small else want
 
     def leaders(self, parts: Parts, apart: set[int]) -> dict[int, int]:
         """Tiles that come and go together share barriers: those of one loop that the same kinds of products read."""
