@@ -394,6 +394,8 @@ class Finder:
         for what, p in needs:
             if not self._satisfied(what, plain[p]):
                 return None
+        if any(v is not None and v.kind == "mean" for v in plain) and not all(self.g.has(a, "noinf") for a in dict(atoms).values()):
+            return None  # means move by differences, which may be 0: times an infinity that is NaN
         build = _Builder(self, d, plain)
         for p, c_ in enumerate(classes):
             if plain[p] is None and not build.function(p, functions[c_], self.folds):

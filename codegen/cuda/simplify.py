@@ -2,7 +2,8 @@
 for statements behind a loop only is made behind that loop.
 
 Every value v is kept as f·v' with a constant f > 0, so that exp(c·s − c·m) becomes exp2(s·(c·log₂e) − m·(c·log₂e)): one
-multiply-add for each element, the second product once a row.  Positive factors pass through max, min, comparisons with 0 and
+multiply-add for each element, the second product once a row.  (Where s may be so large that the product overflows, a mask's least
+number, say, it is the difference that is multiplied.)  Positive factors pass through max, min, comparisons with 0 and
 ±∞, `where` with such a constant, sums of equal factors, and carried max and min pivots.
 """
 
@@ -45,6 +46,46 @@ def exponents(p: TileProgram) -> set[int]:
                         found.update(c.next.id for c in s.carries if {c.out.id, c.phi.id} & found)
                         visit(s.body)
 
+    visit(p.body)
+    return found
+
+
+LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+_LARGE = {"float32": 3.4e38, "bfloat16": 3.4e38, "float64": 1.7e308}  # of what is loaded; other types have room to spare
+
+
+def magnitudes(p: TileProgram) -> dict[int, float]:
+    """How large a finite value of the program may be for what it is loaded from, or a constant: by sums, choices and multiples of
+    these.  Products of tensors, and sums along an axis, are left out of account: no mask comes from there."""
+    found: dict[int, float] = {}
+
+    def of(v: Value | None) -> float:
+        return found.get(v.id, 0.0) if v is not None else 0.0
+
+    def visit(body: tuple[Stmt, ...]) -> None:
+        for s in body:
+            match s:
+                case Const():
+                    found[s.out.id] = abs(s.value) if math.isfinite(s.value) else 0.0
+                case Load():
+                    found[s.out.id] = _LARGE.get(p.buffer(s.buffer).dtype, 0.0)
+                case Map(fn="where"):
+                    found[s.out.id] = max(map(of, s.args[1:]))
+                case Map(fn="add" | "sub" | "max" | "min" | "neg"):
+                    found[s.out.id] = max(map(of, s.args))
+                case Map(fn="mul"):
+                    tensors = [a for a in s.args if not isinstance(consts.get(a.id), float)]
+                    factor = math.prod(abs(consts[a.id]) for a in s.args if a.id in consts)
+                    found[s.out.id] = of(tensors[0]) * factor if len(tensors) == 1 else 0.0
+                case Reduce(op="max" | "min"):
+                    found[s.out.id] = max(of(s.arg), of(s.acc))
+                case Loop():
+                    for _ in range(2):  # what one iteration hands on, the next one may hand on elsewhere
+                        for c in s.carries:
+                            found[c.phi.id] = found[c.out.id] = max(of(c.init), of(c.next))
+                        visit(s.body)
+
+    consts = {s.out.id: s.value for s in walk(p.body) if isinstance(s, Const)}
     visit(p.body)
     return found
 
@@ -96,6 +137,8 @@ class _Scaling:
         self.made: dict[tuple[int, float], Value] = {}  # (value, factor) → product
         self.defs: dict[int, Stmt] = {}
         self.exponents = exponents(p)
+        self.differences = {s.out.id: s.args for s in walk(p.body) if isinstance(s, Map) and s.fn == "sub"}
+        self.magnitudes, self.largest = magnitudes(p), LARGEST["float64" if p.compute_dtype == "float64" else "float32"]
 
     def run(self) -> TileProgram:
         body = self.block(self.p.body)
@@ -200,16 +243,16 @@ class _Scaling:
             if common is not None:
                 self.reps[s.out.id] = s.out, common
                 return replace(s, args=tuple(v for v, _ in reps))
-            if s.fn == "add" and s.out.id in self.exponents:  # the sum in units of log 2: its terms are scaled, not the sum
+            if s.fn == "add" and s.out.id in self.exponents and self.has_room(s.out, LOG2E):  # the sum in units of log 2: its terms are scaled, not the sum
                 self.reps[s.out.id] = s.out, 1.0 / LOG2E
                 return replace(s, args=tuple(self.times(v, f * LOG2E, out) for v, f in reps))
         elif s.fn in ("lt", "le", "eq", "ne"):
             if self.common(reps, values) is not None:
                 return replace(s, args=tuple(v for v, _ in reps))
         elif s.fn == "exp":
-            return Map(s.out, "exp2", (self.exponent(*reps[0], LOG2E, out),), s.role)
+            return Map(s.out, "exp2", (self.exponent(s.args[0], LOG2E, out),), s.role)
         elif s.fn == "exp2":
-            return Map(s.out, "exp2", (self.exponent(*reps[0], 1.0, out),), s.role)
+            return Map(s.out, "exp2", (self.exponent(s.args[0], 1.0, out),), s.role)
         return replace(s, args=tuple(self.plain(a, out) for a in s.args))
 
     def common(self, reps: list[tuple[Value, float]], values: list[float | None]) -> float | None:
@@ -217,10 +260,17 @@ class _Scaling:
         factors = {f for (_, f), c in zip(reps, values) if c not in _FIXED}
         return factors.pop() if len(factors) == 1 else None
 
-    def exponent(self, v: Value, f: float, base: float, out: list[Stmt]) -> Value:
-        """v·f·base, with the product moved into a difference."""
+    def has_room(self, v: Value, factor: float) -> bool:
+        """May the terms of a value of the old program be multiplied without overflow?"""
+        return self.magnitudes.get(v.id, 0.0) * factor <= self.largest
+
+    def exponent(self, of: Value, base: float, out: list[Stmt]) -> Value:
+        """A value of the old program times base, with the product moved into a difference."""
+        v, f = self.rep(of)
         d = self.defs.get(v.id)
-        if isinstance(d, Map) and d.fn == "sub" and f * base != 1.0:
+        # both terms of a difference must be too large for it to be none
+        terms = self.differences.get(of.id, (of,))
+        if isinstance(d, Map) and d.fn == "sub" and f * base != 1.0 and any(self.has_room(a, base) for a in terms):
             new = Map(self.new(v.axes), "sub", tuple(self.times(a, f * base, out) for a in d.args))
             out.append(new)
             return new.out
