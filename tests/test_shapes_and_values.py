@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (makes "bfloat16" and the float8 names known to NumPy)
+import ml_dtypes
 import numpy as np
 import pytest
 from eqsat_neptune.codegen.cuda import emulate
@@ -28,10 +28,12 @@ from eqsat_neptune.extraction.extract import extract
 import eqsat_neptune as en
 from eqsat_neptune import egraph, xp
 from eqsat_neptune.errors import InputError, ShapeError
+from eqsat_neptune.forms import kernel_values
 from eqsat_neptune.program import Program
 from eqsat_neptune.programs import CASES
 from eqsat_neptune.runtime.cpu import CpuRunner
 from eqsat_neptune.scores import may_be_masked
+from eqsat_neptune.targets import parse_target
 from eqsat_neptune.testing import check_graph
 from eqsat_neptune.testing.masked import (
     BY_INPUT,
@@ -735,3 +737,28 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=words):
             kernel(*arrays)
+
+
+@pytest.mark.skipif(emulate.host_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_90a", "hip:gfx942"])
+@pytest.mark.parametrize("how", ["added", "chosen"])
+def test_masks_of_the_least_number(target: str, how: str) -> None:
+    """Times log₂ e it is −∞: a row of nothing else is the mean of all values, as it is in float64."""
+    least = float(ml_dtypes.finfo("bfloat16").min)
+
+    def f(q, k, v, mask):  # type: ignore[no-untyped-def]
+        s = q @ k.mT * 0.125
+        s = s + mask if how == "added" else xp.where(mask, s, least)
+        p = xp.exp(s - xp.max(s, axis=-1, keepdims=True))
+        return (p / xp.sum(p, axis=-1, keepdims=True)) @ v
+
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((n, 64)).astype(ml_dtypes.bfloat16) for n in (64, 128, 128))
+    kept = np.ones((64, 128), bool)
+    kept[3], kept[5, :100] = False, False
+    mask = kept if how == "chosen" else np.where(kept, 0.0, least).astype(ml_dtypes.bfloat16)
+    args = [q, k, v, mask]
+    program = en.trace(f, *[en.TensorSpec(x.shape, x.dtype.name) for x in args])
+    kernel = en.optimize(program, target)
+    (got,), _ = kernel_values(program, kernel.plan, parse_target(target), args)
+    np.testing.assert_allclose(np.asarray(got, np.float64), en.evaluate(program, *args), atol=1e-2)
