@@ -15,14 +15,11 @@ Times: "single" is the median of calls with a cold L2, inside a CUDA graph where
 and peers of one program take turns of 0.15 s, and is the median over rounds of a turn's mean: the card is limited by power, so this
 is the figure to compare.  TFLOP/s count kept pairs only; GB/s count every input and output once.
 
-To be measured next, for tiles and plans that the model takes unmeasured (rows 192 × keys 80 against 128 × 128 for a window; 208 keys at
-head dimension 64; products behind merged parts, which went one element to a thread before):
+To be measured next, for plans that the model takes unmeasured (one row of LoRA in tiles of 32 columns; norms that warps exchange in places of
+their own; row statistics and merges whose exponents multiply the difference):
 
-    python benches/h200.py save next --only '^(performer|linear_attention)__'
-    python benches/h200.py save next --only '^prefill_global__2048_64__' --vary 'k128:a3/128' --vary 'wide3:a1/192,a3/128,warpgroups=3'
-    python benches/h200.py save next --only '^prefill_windowed__(2048|4096)__' --vary 'k128:a2/32,a4/128,warpgroups=2'
-    python benches/h200.py run next --sustained --peers compile,fa3,cudnn --out next.json
-    python benches/h200.py fit --anew next.json benches/results/2026-11-30_h200_tiles.json
+    python benches/h200.py save next --only '^(lora__1|performer__1024|qknorm|decode_causal__1_8192|cross_entropy|sink_attention__4096)__'
+    python benches/h200.py run next --sustained --peers compile,library,cudnn,fa3 --out next.json
 
 Measuring is another process's work: a kernel or peer that hangs there or breaks the context loses its own row only.
 """
