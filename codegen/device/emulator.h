@@ -374,7 +374,7 @@ static void run_blocks(i64 grid, int count, u32 seed) {
             for (int w = 0; w < count / WARP; ++w) {
                 const int warp = (int)((w + turn) % (count / WARP));
                 for (int l = 0; l < WARP; ++l) threads[warp * WARP + l].polled = false;
-                // a warp runs until it can go no further
+                // a warp runs until it can go no further, or, by chance, only until its lanes meet: others may overtake it anywhere
                 for (bool again = true; again;) {
                     again = false;
                     for (int l = 0; l < WARP; ++l) {
@@ -391,7 +391,7 @@ static void run_blocks(i64 grid, int count, u32 seed) {
                         if (t.polled) asked = true;
                         else ran = again = true;
                     }
-                    if (drift) break;
+                    if (drift || (seed && random_bits() % 2)) break;
                 }
                 if (engines && engines->work(false)) ran = true;
                 if (failure[0]) return;
