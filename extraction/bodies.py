@@ -292,7 +292,7 @@ class Bodies(Options):
             known = {s.chosen for s in out}
             ended = [s for s in self.ended(out[0], roots) if s.chosen not in known] if out else []
             self._roots[roots] = [
-                Body(s, self.bound(s, roots), self.guess(s, roots), i >= len(out)) for i, s in enumerate((*out, *ended))
+                Body(s, self.bound(s, roots), self.guess(s, roots), last) for some, last in ((out, False), (ended, True)) for s in some
             ]
         return self._roots[roots]
 

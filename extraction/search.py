@@ -231,7 +231,8 @@ class Search:
             if math.isfinite(limit):
                 if self.pricer.statements >= self.limits.statements:
                     break
-                if done >= most and not (top and o.ended and o.guess < HOPEFUL * limit):  # then those before it took much more than guessed
+                # … but for this one, if those before it took much more than guessed
+                if done >= most and not (top and o.ended and o.guess < HOPEFUL * limit):
                     continue
             before.append(o.state.score)
             kernels = self._kernels(o.roots, o.state)

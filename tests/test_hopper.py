@@ -759,3 +759,15 @@ def test_sums_are_read_behind_a_loop_after_the_last_wait() -> None:
     assert "(No{});" in text and text.count("products_wait<0>();") == 1
     waits, asks, stores = (text.rindex(x) for x in ("products_wait<0>();", "const int coming = next_work();", "work = coming;"))
     assert waits < asks < stores and "pin(" in text[waits:asks]
+
+
+@pytest.mark.parametrize("name, lazy", [("attention_dq", {"bfloat16"}), ("prefill_global", {"bfloat16", "float16"})])
+def test_multiples_of_weights_are_never_larger_than_they_would_be(name: str, lazy: set[str]) -> None:
+    """Pivots that lag let weights grow to 2⁸: times what is near the end of float16's range that is infinite, and nothing checks it."""
+    case = CASES[name]
+    for dtype in ("bfloat16", "float16"):
+        plan = en.optimize(case.function("full"), "cuda:sm_90a", specs=case.specs("full", dtype=dtype)).plan
+        (k,) = plan.kernels
+        program = lower(replace(k, choices=k.choices | {"pivot": "lazy"}), plan.buffers, plan.compute_dtype)
+        pipe = schedule_of(program, plan.buffers, cuda_arch("sm_90a"))
+        assert isinstance(pipe, Pipeline) and pipe.pivot == ("lazy" if dtype in lazy else "running")

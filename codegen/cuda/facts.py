@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..tile import (
     Const,
@@ -100,9 +100,8 @@ class Facts:
                 out.update(a for a, c in s.index[-1].terms if c == 1)
         return out
 
-    def contiguous(self, v: Value) -> set[str]:
-        """Axes along which what the value is made of lies contiguously, if all of it agrees."""
-        found: list[set[str]] = []
+    def loads_below(self, v: Value, by_element: bool = False) -> Iterator[Load]:
+        """Loads that a value is made of; by_element: as far as maps go."""
         todo, seen = [v], set()
         while todo:
             u = todo.pop()
@@ -110,10 +109,18 @@ class Facts:
             if u.id in seen or s is None:
                 continue
             seen.add(u.id)
-            if isinstance(s, Load) and len(self.axes(u)) > 1 and s.index:
-                found.append({a for a, c in s.index[-1].terms if c == 1 and self.tile[a] > 1})
-            elif isinstance(s, Map):
-                todo.extend(s.args)
+            if isinstance(s, Load):
+                yield s
+            if not by_element or isinstance(s, Map):
+                todo.extend(operands(s))
+
+    def contiguous(self, v: Value) -> set[str]:
+        """Axes along which what the value is made of lies contiguously, if all of it agrees."""
+        found = [
+            {a for a, c in s.index[-1].terms if c == 1 and self.tile[a] > 1}
+            for s in self.loads_below(v, by_element=True)
+            if len(self.axes(s.out)) > 1 and s.index
+        ]
         return set.intersection(*found) if found else set()
 
     def memory_order(self) -> dict[str, int]:

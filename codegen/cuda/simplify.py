@@ -50,8 +50,8 @@ def exponents(p: TileProgram) -> set[int]:
     return found
 
 
-LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
-_LARGE = {"float32": 3.4e38, "bfloat16": 3.4e38, "float64": 1.7e308}  # of what is loaded; other types have room to spare
+# numbers that a factor may take out of range; those of other types have room to spare
+LARGEST = {"bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
 
 
 def magnitudes(p: TileProgram) -> dict[int, float]:
@@ -68,13 +68,13 @@ def magnitudes(p: TileProgram) -> dict[int, float]:
                 case Const():
                     found[s.out.id] = abs(s.value) if math.isfinite(s.value) else 0.0
                 case Load():
-                    found[s.out.id] = _LARGE.get(p.buffer(s.buffer).dtype, 0.0)
+                    found[s.out.id] = LARGEST.get(p.buffer(s.buffer).dtype, 0.0)
                 case Map(fn="where"):
                     found[s.out.id] = max(map(of, s.args[1:]))
                 case Map(fn="add" | "sub" | "max" | "min" | "neg"):
                     found[s.out.id] = max(map(of, s.args))
                 case Map(fn="mul"):
-                    tensors = [a for a in s.args if not isinstance(consts.get(a.id), float)]
+                    tensors = [a for a in s.args if a.id not in consts]
                     factor = math.prod(abs(consts[a.id]) for a in s.args if a.id in consts)
                     found[s.out.id] = of(tensors[0]) * factor if len(tensors) == 1 else 0.0
                 case Reduce(op="max" | "min"):
@@ -243,7 +243,8 @@ class _Scaling:
             if common is not None:
                 self.reps[s.out.id] = s.out, common
                 return replace(s, args=tuple(v for v, _ in reps))
-            if s.fn == "add" and s.out.id in self.exponents and self.has_room(s.out, LOG2E):  # the sum in units of log 2: its terms are scaled, not the sum
+            if s.fn == "add" and s.out.id in self.exponents and self.has_room(s.out, LOG2E):
+                # the sum in units of log 2: its terms are scaled, not the sum
                 self.reps[s.out.id] = s.out, 1.0 / LOG2E
                 return replace(s, args=tuple(self.times(v, f * LOG2E, out) for v, f in reps))
         elif s.fn in ("lt", "le", "eq", "ne"):

@@ -45,15 +45,16 @@ class Pivots:
 
     @property
     def mixed(self) -> bool:
-        """Does a product read a weight that has been worked on?  Times something else it may be larger than the weight itself."""
-        defs = {s.out.id: s for s in self.loop.body if isinstance(s, Map)}
-
-        def weighed(v: Value) -> bool:
-            s = defs.get(v.id)
-            return s is not None and (s.role == "weight" or any(map(weighed, s.args)))
-
-        read = [v for s in self.loop.body if isinstance(s, Contract) for v in (s.a, s.b)]
-        return any(weighed(v) and defs[v.id].role != "weight" for v in read if v.id in defs)
+        """Does a product read a multiple of an exponential?  It may be larger than the exponential itself."""
+        made: set[int] = set()  # of exponentials, without being one
+        exponentials: set[int] = set()
+        for s in self.loop.body:
+            if isinstance(s, Map):
+                if s.fn in ("exp", "exp2"):
+                    exponentials.add(s.out.id)
+                elif any(a.id in made | exponentials for a in s.args):
+                    made.add(s.out.id)
+        return any(v.id in made for s in self.loop.body if isinstance(s, Contract) for v in (s.a, s.b))
 
     # ---- values that are linear in pivots
     def _linear(self, s: Stmt, known: Mapping[int, Coefficients]) -> Coefficients | None:

@@ -12,7 +12,7 @@ from ..cuda.layout import Layout, TooLarge, Unsupported
 from ..cuda.planner import Planner
 from ..cuda.schedule import HALVES, ContractPlan, Precision, TilePlan
 from ..cuda.simplify import behind_loops, fold_exponentials
-from ..tile import Contract, Load, Loop, Reduce, Store, TileProgram, Value, operands, walk
+from ..tile import Contract, Load, Loop, Reduce, Store, TileProgram, Value, walk
 from .maps import Box, box_of
 from .orders import best_order, traversal_of
 from .parts import Parts, partition
@@ -111,17 +111,7 @@ class WarpgroupPlanner(Planner):
 
     def made_of(self, v: Value) -> list[Value]:
         """Loaded values that an elementwise one is made of."""
-        out, todo, seen = [], [v], set()
-        while todo:
-            u = todo.pop()
-            s = self.defs.get(u.id)
-            if u.id in seen or s is None:
-                continue
-            seen.add(u.id)
-            if isinstance(s, Load):
-                out.append(u)
-            todo.extend(operands(s))
-        return out
+        return [s.out for s in self.loads_below(v)]
 
     def check_source(self, v: int) -> None:
         """Is what is loaded in 16 bits wanted by element, as the operand lies, and no otherwise?"""
