@@ -89,7 +89,8 @@ PRELUDE = "\n".join(
         "(sort AS (Set String)) (sort MAS (MultiSet AS)) (sort MF (MultiSet f64))",
         "(sort T) (sort MS (MultiSet T)) (sort TV (Vec T)) (sort MMS (MultiSet MS))",
         *(f"(constructor {c} ({s}) T)" for c, s in CONSTRUCTORS.items()),
-        *(f"(function why-{c} ({s}) String :merge old)" for c, s in CONSTRUCTORS.items() if c not in _LEAVES),
+        # what wrote a node: the source, also where a rule came first with what turns out to be the same node, or else the first rule
+        *(f"(relation source-{c} ({s})) (function why-{c} ({s}) String :merge old)" for c, s in CONSTRUCTORS.items() if c not in _LEAVES),
         # nodes that a mapped result makes, with the rule's name; normalisation turns them into ordinary ones
         "(constructor LaterMul (String MS T) T) (constructor LaterAdd (String MS T) T)",
         "(constructor LaterUn (String String T) T) (constructor LaterRed (String String String T) T) (constructor "
@@ -307,7 +308,7 @@ class EGraph:
         v = f"x{self._rounds}_{len(self._names)}"
         self._lines.append(f"(let {v} ({ctor} {inner}))")
         if ctor not in _LEAVES and why:
-            self._lines.append(f'(set (why-{ctor} {inner}) "{why}")')
+            self._lines.append(f"(source-{ctor} {inner})" if why == "source" else f'(set (why-{ctor} {inner}) "{why}")')
         self._names[t] = v
 
     def act(self, line: str) -> None:
@@ -427,9 +428,11 @@ class EGraph:
             out: _Rows = {}
             for ctor in CONSTRUCTORS:
                 found = [(read(ctor, r.inputs), r.output) for r in rows(ctor, retired)]
-                why = {read(ctor, r.inputs): text(r.output) for r in rows(f"why-{ctor}")} if found else {}
+                leaf = ctor in _LEAVES
+                why = {read(ctor, r.inputs): text(r.output) for r in rows(f"why-{ctor}")} if found and not leaf else {}
+                why |= {read(ctor, r.inputs): "source" for r in rows(f"source-{ctor}")} if found and not leaf else {}
                 for n, v in found:
-                    out.setdefault(v, []).append((n, why.get(n, "source" if ctor in _LEAVES else "congruence")))
+                    out.setdefault(v, []).append((n, "source" if leaf else why.get(n, "congruence")))
             return out
 
         outs = [v for _, v in sorted((e.value_to_i64(r.inputs[0]), r.output) for r in rows("handle"))]

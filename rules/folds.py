@@ -77,6 +77,7 @@ class Finder:
     def __init__(self, g: Graph, k: str, below: Mapping[int, int], bit: int, by_term: Mapping[Term, int]):
         self.g, self.k, self.below, self.bit, self.by_term = g, k, below, bit, by_term
         self.sums = [(c, n) for c, n in g.items() if n.op == "red" and n.attr == ("+", k)]
+        self._numbers: dict[int, float | None] = {}
         self.cone = self._cone()
         self.clean = self._clean()
         self.pivots = self._pivots()
@@ -118,7 +119,9 @@ class Finder:
         return depends(self.g.free.get(c, frozenset()), self.k)
 
     def number(self, c: int) -> float | None:
-        return next((float(n.attr) for n in self.g.nodes[c] if n.op == "num"), None)  # type: ignore[arg-type]
+        if c not in self._numbers:  # classes may have thousands of nodes, and are asked for each of their uses
+            self._numbers[c] = next((float(n.attr) for n in self.g.nodes[c] if n.op == "num"), None)  # type: ignore[arg-type]
+        return self._numbers[c]
 
     def _pivots(self) -> dict[int, Pivot]:
         """Classes of the cone that are a maximum, minimum or mean over k of something clean."""

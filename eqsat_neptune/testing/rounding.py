@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
@@ -118,6 +119,7 @@ def _rounded(t: Term, a: Approx, args: Sequence[Approx], env: Env, dtype: str, l
     elif t.op == "mul":
         _, xs = env.align([b.value for b in args])
         most = np.asarray(math.prod(np.maximum(np.abs(x), 1.0) for x in xs))
+        lost = reduce(np.logical_or, (np.isfinite(x) & (np.abs(x) > largest) for x in xs))  # may be inf, and with 0 NaN
     if _is_whole(t, a.x, most, args, dtype):
         return Approx(a.axes, a.x, np.zeros_like(a.x))
     with np.errstate(all="ignore"):
