@@ -29,8 +29,8 @@ FUNCTIONS: dict[str, tuple[float, float]] = {
 
 # what a block has of each point
 FIGURES = (
-    "tensor", "ops", "special", "l2", "shared", "per_row_warp", "per_col_warp", "staged", "resident", "rows", "cols", "few", "results",
-    "registers", "dram", "partial", "common",
+    "tensor", "ops", "special", "l2", "shared", "per_row_warp", "per_col_warp", "staged", "resident", "rows", "cols", "results", "streamed",
+    "fed_rows", "fed_cols", "registers", "dram", "partial", "common",
 )  # fmt: skip
 
 
@@ -81,9 +81,10 @@ class Block:
     per_row_warp, per_col_warp  … that every group of warps along the rows (columns) of a product reads again
     staged, resident            bytes of shared memory: one stage of the tiles that loops load, and what stays
     rows, cols                  of the largest matrix product (0: there is none)
-    few                         the most rows or columns, whichever a product has less of
     results                     elements of all matrix products' results, with their padding
-    apart                       does no matrix product work on what another one has made?
+    streamed                    … of those that have a loop's axis: a result of each iteration, not of the loop
+    fed                         does a matrix product work on what another one, or a reduction, has made?
+    fed_rows, fed_cols          the most rows of such operands, and the most columns that they are multiplied with (0: there are none)
     registers                   bytes of the tiles that lie in registers at the worst moment
     pieces                      (elements in 16 bytes, elements of the tile) of each tile that is loaded piece by piece where it is used
     dram                        bytes that the whole kernel moves between memory and the chip
@@ -102,7 +103,8 @@ class Block:
         self.carries = [c for s in self.statements if isinstance(s, Loop) for c in s.carries]
         self.states = {c.phi.id for c in self.carries}
         self.rounds = any(x.dtype in HALF for x in (*program.reads, *program.writes))
-        self.rows = self.cols = self.few = self.results = np.zeros(1)
+        self.rows = self.cols = self.results = self.streamed = self.fed_rows = self.fed_cols = np.zeros(1)
+        self.fed = False
         self.tally = Tally()
         self.pad: dict[int, Array] = {}  # by value: elements of a product's tile with its padding, relative to those without
         self.units = {id(s): W.Product.of(s) for s in self.statements if isinstance(s, Contract) and self._on_units(s)}
@@ -110,8 +112,6 @@ class Block:
         self._paddings()
         for step in steps:
             self._count(step)
-        products = [s for s in self.statements if isinstance(s, Contract) and id(s) in self.units]
-        self.apart = np.array(not any(s.a.id in self.pad or s.b.id in self.pad for s in products))
         if not self.units:
             self.results = self._single()
         t = self.tally
@@ -170,7 +170,10 @@ class Block:
         return self._whole[groups]
 
     def _paddings(self) -> None:
+        made = self.states | {c.out.id for c in self.carries}  # values that depend on products and reductions
         for s in self.statements:
+            if isinstance(s, Reduce | Contract) or (isinstance(s, Map) and any(v.id in made for v in s.args)):
+                made.add(s.out.id)
             if isinstance(s, Contract) and id(s) in self.units:
                 p = self.units[id(s)]
                 tile = self.sizes.elements(tuple(sorted((*p.rows, *p.cols))))
@@ -181,7 +184,12 @@ class Block:
                 self.results = self.results + tile * self._whole[key]
                 rows, cols = (self.sizes.elements(tuple(sorted(x))) for x in (p.rows, p.cols))
                 self.rows, self.cols = np.maximum(self.rows, rows), np.maximum(self.cols, cols)
-                self.few = np.maximum(self.few, np.minimum(rows, cols))
+                if any(self.p.axes[a].role == "loop" for a in (*p.rows, *p.cols)):
+                    self.streamed = self.streamed + tile * self._whole[key]
+                if s.a.id in made or s.b.id in made:
+                    self.fed = True
+                    left, right = (rows, cols) if s.a.id in made else (cols, rows)
+                    self.fed_rows, self.fed_cols = np.maximum(self.fed_rows, left), np.maximum(self.fed_cols, right)
         for c in self.carries:
             if c.next.id in self.pad:
                 self.pad[c.phi.id] = self.pad[c.out.id] = self.pad[c.next.id]

@@ -22,7 +22,9 @@ from .machines import Gpu
 
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
-RESULTS = 64  # elements of all products' results in a loop that a thread may hold where warps share its tiles (codegen/cuda/warps.py)
+# elements of products' results that a thread may hold (codegen/cuda/warps.py): of one product; where warps share a loop's tiles, of all;
+# where they do so and one product feeds another one, of all
+WIDE, RESULTS, FED_RESULTS = 160, 64, 96
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 START = 0.1  # … where blocks have no loop and others load beside their start and end
 CHUNK = 2048  # points that are priced at a time: their arrays stay in a core's cache
@@ -140,16 +142,33 @@ class Roofline:
             out[a] = tuple(sorted(sizes))
         return out
 
-    def _shares(self, b: Block, loops: list[W.Iterations], sizes: Sizes, warps: Array) -> Array:
-        """Where do the warps share a loop's tiles, each with results of its own?  (codegen/cuda/warps.py decides.)"""
+    def _sharing(self, b: Block, loops: list[W.Iterations], sizes: Sizes, warps: Array) -> Array:
+        """How many of these warps share a loop's tiles, each with results of its own (0: none do)?  (codegen/cuda/warps.py decides.)"""
         if len(loops) != 1 or not np.any(b.results > 0):
-            return np.zeros(1, bool)
+            return np.zeros(1)
         tile, m = sizes.tile[loops[0].loop.axis], self.machine
-        return b.apart & (b.results <= RESULTS * m.warp) & (tile >= warps * m.fragment[2]) & (np.mod(tile, warps) == 0)
+        sharing = np.zeros(1)
+        for n in (2, 4, 8):
+            sharing = np.where((n <= warps) & (tile >= n * m.fragment[2]) & (np.mod(tile, n) == 0), n, sharing)
+        if not b.fed:
+            return np.where(b.results <= RESULTS * m.warp, sharing, 0)
+        held = b.results - b.streamed * (1 - 1 / warps)
+        more = (b.fed_rows < warps * m.fragment[0]) & (held <= FED_RESULTS * m.warp) & (sharing == warps)
+        return np.where((b.fed_rows <= m.fragment[0]) | more, sharing, 0)
+
+    def _present(self, b: Block, sharing: Array, warps: Array) -> Array:
+        """Warps that a kernel gets of those that it may have: where one product feeds another one, only rows are distributed (and columns
+        of what is very wide), unless they share a loop's tiles.  (codegen/cuda/warps.py decides.)"""
+        if not b.fed:
+            return np.where(sharing > 0, sharing, warps)
+        m = self.machine
+        along = np.clip(np.floor(b.fed_rows / m.fragment[0]), 1.0, warps)
+        wide = np.ceil(m.fragment[0] * b.fed_cols / (WIDE * m.warp))
+        return np.where(sharing > 0, sharing, along * np.exp2(np.ceil(np.log2(np.maximum(wide, 1.0)))))
 
     def _clusters(self, b: Block, loops: list[W.Iterations], sizes: Sizes) -> tuple[int, ...]:
         """Numbers of blocks, more than one, that may share a loop's tiles somewhere."""
-        some = any(np.any(self._shares(b, loops, sizes, np.array(w))) for w in WARPS if self.machine.clusters)
+        some = any(np.any(self._sharing(b, loops, sizes, np.array(w))) for w in WARPS if self.machine.clusters)
         return self.machine.clusters if some else ()
 
     def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array, share: Array) -> Array:
@@ -236,7 +255,7 @@ class Roofline:
             return Scores(seconds, choices)
         (ways,) = found
         parts = {k: np.stack([ways[w][1][k] for w in every])[best, picks] for k in next(iter(ways.values()))[1]}
-        more = {k: parts.pop(k) for k in ("registers", "shared bytes", "resident", "blocks")}
+        more = {k: parts.pop(k) for k in ("registers", "shared bytes", "resident", "blocks", "warps")}
         return Scores(seconds, choices, parts, more)
 
     def _possible(self, b: Block, pipeline: warpgroups.Form | None) -> Array:
@@ -273,29 +292,30 @@ class Roofline:
         whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special)]
         out: dict[Way, tuple[Array, dict[str, Array]]] = {}
         # all numbers of warps and of stages at once: arrays have these two axes before that of the points
-        warps = np.array(WARPS)[:, None, None]
+        wanted = np.array(WARPS)[:, None, None]
+        sharing = self._sharing(b, loops, sizes, wanted)
+        warps, shares = self._present(b, sharing, wanted), sharing > 0
         depths = sorted({min(n, m.stages) for n in STAGES}) if streams else [1]
         stages = np.array(depths)[None, :, None]
         threads = warps * m.warp
-        turns = ~b.apart & (b.few <= m.fragment[0])  # there warps share, too
-        shares = self._shares(b, loops, sizes, warps)
         row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
         apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
-        joined = 4.0 * warps * b.results  # bytes: in the end they join their sums
+        own = b.results - b.streamed if b.fed else b.results
+        joined = 4.0 * warps * own  # bytes: in the end they join their sums
         passed = np.where(shares, b.per_row_warp + b.per_col_warp, apart)
-        held = b.registers + np.where(shares, 4.0 * (warps - 1) * b.results, 0.0)
+        held = b.registers + np.where(shares, 4.0 * (warps - 1) * own, 0.0)
         pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
         registers = self._registers(b, held, pieces, threads)
         fits = registers <= m.registers_thread
         if heavy:  # more warps only where each has a tile of its own
-            fits = fits & (shares | (tiles >= warps) | (warps == WARPS[0]))
+            fits = fits & (shares | (tiles >= warps) | (wanted == WARPS[0]))
         used = b.resident + b.staged * stages
         resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
         resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
         fits = fits & (used <= m.shared_block) & (resident >= 1)
         room = np.maximum(resident, 1.0)
         few, many = m.overlap
-        piece = np.where(turns, 0.0, b.staged if streams and m.stages > 1 else 0.0)
+        piece = np.where(shares & b.fed, 0.0, b.staged if streams and m.stages > 1 else 0.0)
         for cluster in (1, *clusters):
             # the blocks of a cluster have a part of the iterations each
             count, iterations = blocks * cluster, trips / cluster
@@ -336,7 +356,7 @@ class Roofline:
             if detail:
                 names = ("tensor", "ops", "special", "l2", "shared")
                 parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory, "latency": latency, "launch": np.full(1, m.launch)}
-                parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": count}
+                parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": count, "warps": warps}
                 parts = {n: np.broadcast_to(x, full) for n, x in parts.items()}
             for w, s in itertools.product(range(len(WARPS)), range(len(depths))):
                 out[Way(WARPS[w], depths[s], 0, cluster)] = seconds[w, s], {n: x[w, s] for n, x in parts.items()}

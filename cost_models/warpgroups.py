@@ -27,6 +27,9 @@ START = 1.4e-6  # first copies and the end of a tile of work, where they run bes
 # … where they run beside another warpgroup's products, and copies beside the tile before.  Fitted to the pipelines that are recorded, and
 # the same without any one of the programs (`python benches/h200.py fit --anew` has the figures); up to 1 µs ranks them alike.
 PASSING = 0.05e-6
+# … for each load that elementwise work does itself, for want of a copy that brought it: a norm of keys multiplied into scores is measured
+# 0.4 µs dearer in an iteration of 1.5 (qknorm in benches/results/2026-11-30_h200_programs_4.json)
+DIRECT = 0.4e-6
 APART = 0.6e-6  # of one iteration with nothing beside it: it waits for early products, then for elementwise work, then for late products
 # With three warpgroups it takes so many times as long, and begins and ends so much later: fitted to 119 variants of tiles and pivots
 # (benches/results/2026-11-30_h200_tiles.json, and the gradient in 2026-11-30_h200_variants_2.json).  Special functions, which have a unit
@@ -41,7 +44,8 @@ ALIKE = 6.0  # power mean of what limits a block: where two are alike, neither i
 class Form:
     """What does not depend on sizes.  units: products of matrices; products: (row axes, column axes, summed axes) of each; computed: those
     whose left operand is; staged, fixed: loads of tiles, in the loop and before it; sources: of those in the loop the ones that left
-    operands are made of.  chained: do some products read what others gave, or what is made of loaded tiles?"""
+    operands are made of.  direct: how many others elementwise work reads anew in each iteration.  chained: do some products read what
+    others gave, or what is made of loaded tiles?"""
 
     loop: Loop
     units: tuple[Contract, ...]
@@ -50,6 +54,7 @@ class Form:
     staged: tuple[Load, ...]
     fixed: tuple[Load, ...]
     sources: tuple[Load, ...]
+    direct: int
     chained: bool
     batch: tuple[str, ...]
     carried: frozenset[tuple[tuple[str, ...], tuple[str, ...]]]  # (row axes, column axes) of what is carried
@@ -147,6 +152,7 @@ def form(program: TileProgram, block: Block) -> Form | None:
         staged,
         fixed,
         tuple(sources.values()),
+        sum(isinstance(s, Load) and s.out.id not in tiles and loop.axis in s.out.axes for s in loop.body),
         chained,
         batch,
         frozenset(carried),
@@ -265,7 +271,7 @@ def price(
         if not bool(np.any(ok)):
             continue
         if f.chained:
-            chain = sum(time[:3]) / groups + np.where(apart, APART, STEP) * trips
+            chain = sum(time[:3]) / groups + (np.where(apart, APART, STEP) + DIRECT * f.direct) * trips
             units = [*time, chain]
             if groups > 2:
                 tensor, special, *others = units
@@ -284,6 +290,7 @@ def price(
             seconds = np.where(good, m.launch + np.maximum(per_sm * each * slow + 1.5e-6, memory), np.inf)
             names = ("tensor", "special", "ops", "l2", "shared")
             parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory + 0 * one, "launch": np.full(1, m.launch)}
-            parts |= {"registers": registers + planner.BESIDE, "shared bytes": used, "resident": one, "blocks": blocks + 0 * one}
+            parts |= {"registers": registers + planner.BESIDE, "shared bytes": used, "resident": one}
+            parts |= {"blocks": blocks + 0 * one, "warps": 4.0 * groups * one}
             out.append((groups, stages, seconds, parts))
     return out

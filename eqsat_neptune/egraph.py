@@ -88,7 +88,7 @@ def load(eg: EGraph, program: Program, splittable: Iterable[str] = (), fold_cons
     if fold_constants:
         roots = rewrite(roots, _constant)
     for i, t in enumerate(roots):
-        eg.act(f"(set (handle {i}) {eg.name(t)})")
+        eg.act(f"(set (handle {i}) {eg.name(t, 'source')})")
     views: dict[ViewMap, None] = {}
     axes: dict[str, None] = {}
     scores = may_be_masked(program, roots)
@@ -279,7 +279,7 @@ def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) ->
             break
         for f in found:
             out.folds.append(f.text)
-            eg.act(f"(union {eg.name(graph.term(f.cls), '')} {eg.name(f.value, declared.BREAK.name)})")
+            eg.act(f"(union {eg.name(graph.term(f.cls))} {eg.name(f.value, declared.BREAK.name)})")
             for t in f.folds:
                 _fold_facts(eg, t, split)
             if f.alike is not None:  # bounds speak of what is not masked: there both are equal
@@ -287,7 +287,7 @@ def _folds(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str]) ->
                     if math.isfinite(v):
                         eg.act(f"(set ({which} {eg.name(f.alike)}) {literal(v)})")
             for pivot, t in f.vanishing:
-                eg.act(f"(set (vanish {eg.name(graph.term(pivot), '')} {eg.name(t)}) ())")
+                eg.act(f"(set (vanish {eg.name(graph.term(pivot))} {eg.name(t)}) ())")
         eg.flush()
         phase = eg.saturate("folds", ["(seq (run sums) (run algebra))"], limits)
         if phase.stop != "fixpoint":
@@ -304,8 +304,8 @@ def _payloads(eg: EGraph, out: Saturated, limits: Limits, split: frozenset[str])
     if not found:
         return
     for p in found:
-        eg.act(f"(union {eg.name(graph.term(p.cls), '')} {eg.name(p.value, declared.PAYLOAD.name)})")
-        eg.act(f"(union {eg.name(graph.term(p.extreme), '')} {eg.name(p.pivot, declared.PIVOT.name)})")
+        eg.act(f"(union {eg.name(graph.term(p.cls))} {eg.name(p.value, declared.PAYLOAD.name)})")
+        eg.act(f"(union {eg.name(graph.term(p.extreme))} {eg.name(p.pivot, declared.PIVOT.name)})")
         for t in p.folds:
             _fold_facts(eg, t, split)
     eg.flush()

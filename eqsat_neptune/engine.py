@@ -260,8 +260,9 @@ class EGraph:
             keys[value] = f"{table[0].lower()}{len(keys)}"
         return keys[value]
 
-    def name(self, t: Term, why: str = "source") -> str:
-        """The egglog variable that holds t in the actions to come."""
+    def name(self, t: Term, why: str = "") -> str:
+        """The egglog variable that holds t in the actions to come.  why: "source", or the rule that makes what is new of it ("": all is
+        known already, or of no interest)."""
         for x in postorder([t]):
             if x not in self._names:
                 self._emit(x, why)

@@ -42,13 +42,12 @@ class Builder:
         """The next region; its roots (classes of the program) get names that others may read."""
         self.parts.append(part)
         program = self.classes.program
-        order = {a: i for i, a in enumerate(program.axes)}
         for c in roots:
             outputs = self._outputs(c)
             if outputs:
                 self.stored[c] = outputs[0]
             else:
-                axes = sorted(self.classes.graph.free[c], key=order.__getitem__)
+                axes = self.classes.layout(c)
                 shape = tuple(program.axes[a] for a in axes)
                 index = tuple(map(T.axis_index, axes))
                 self.stored[c] = Memory(f"t{self._temps}", shape, self.classes.dtype(c), index, self.classes.known(c))
@@ -101,7 +100,7 @@ class Builder:
             if real in self.stored and c not in again:
                 memory[c] = self.stored[real]
         for c in (c for k in choice.kernels for c in k.roots if c not in memory):
-            dims = region.order(region.free[c])
+            dims = region.layout[c]
             index = tuple(T.axis_index(axis(a)) for a in dims)
             memory[c] = Memory(f"t{temps + made}", tuple(map(extent, dims)), region.dtype[c], index, region.known[c])
             made += 1

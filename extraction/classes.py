@@ -110,6 +110,40 @@ class Classes:
                 out.setdefault(a, []).append(c)
         return out
 
+    # ---- axes in memory
+    def layout(self, c: int) -> tuple[str, ...]:
+        """A class's axes in the order in which a buffer of our own has them: that of the first input with the same axes which it is
+        made of element by element, so that a kernel reads and writes in one order, or else the program's."""
+        free = self.graph.free[c]
+        found: list[tuple[int, tuple[str, ...]]] = []
+        seen, todo = {c}, [c]
+        while todo:
+            for n in self.nodes.get(todo.pop(), ()):
+                if n.op == "input":
+                    name, index = n.attr  # type: ignore[misc]
+                    axes = tuple(a for ix in index for a, _ in sorted(ix.terms, key=lambda x: -abs(x[1])))
+                    if frozenset(axes) == free and len(axes) == len(free):
+                        found.append((self._inputs[name], axes))
+                elif n.op in ELEMENTWISE:
+                    more = [a for a in n.args if a not in seen and self.graph.free[a] == free]
+                    seen.update(more)
+                    todo += more
+        if found:
+            return min(found, key=lambda x: (x[0], [self._place(a) for a in x[1]]))[1]
+        return tuple(sorted(free, key=self._place))
+
+    def _place(self, axis: str) -> tuple[int, str]:
+        base, _, part = axis.partition(".")
+        return self._axes[base], part
+
+    @cached_property
+    def _axes(self) -> dict[str, int]:
+        return {a: i for i, a in enumerate(self.program.axes)}
+
+    @cached_property
+    def _inputs(self) -> dict[str, int]:
+        return {x.name: i for i, x in enumerate(self.program.inputs)}
+
     # ---- kinds of classes
     def is_input(self, c: int) -> bool:
         return any(n.op == "input" for n in self.nodes[c])

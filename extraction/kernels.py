@@ -167,7 +167,7 @@ class Pricer:
             return m
         if c in self.r.outputs:
             return self.r.outputs[c][0]
-        axes = self.r.order(self.r.free[c])
+        axes = self.r.layout[c]
         # of parts as many as there may be: models take no more to be read than an array has
         shape = tuple(self.extent(a) if not a.endswith(".o") else self.r.extents.get(a[:-2], self.extent(a)) for a in axes)
         return Memory(f"t{c}", shape, self.r.dtype[c], tuple(map(T.axis_index, axes)), self.r.known[c])

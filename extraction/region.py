@@ -40,6 +40,7 @@ class Region:
     read        may it be read back from there
     dtype       its type in memory
     known       what is known of its elements, as of `plan.Buffer`
+    layout      its axes in the order in which a buffer of our own has them
     outputs     root → arrays of the program that it must fill (others get a buffer of their own)
     """
 
@@ -52,16 +53,13 @@ class Region:
     source: list[bool]
     dtype: list[str]
     known: list[tuple[str, ...]]
+    layout: list[tuple[str, ...]]
     extents: dict[str, int]
     inputs: dict[str, Memory]
     outputs: dict[int, tuple[Memory, ...]]
     half: str | None
     compute_dtype: str
     key: tuple = ()
-
-    def order(self, axes: frozenset[str]) -> tuple[str, ...]:
-        """Axes in the order in which a buffer of our own has them."""
-        return tuple(sorted(axes, key=axis_key))
 
     def input_of(self, c: int) -> Node | None:
         return next((n for n in self.nodes[c] if n.op == "input"), None)
@@ -193,6 +191,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory], made: Set[str]
         [c in cl.source for c in classes],
         [cl.dtype(c) for c in classes],
         [cl.known(c) if c in cl.materialisable or c in cone.roots else () for c in classes],
+        [tuple(map(axis, cl.layout(c))) if c in cl.materialisable or c in cone.roots else () for c in classes],
         {name: cl.program.axes[a] for a, name in names.items()},
         {buffers[x]: Memory(buffers[x], ins[x].shape, ins[x].dtype, (), cl.known_of_inputs[x]) for x in arrays},
         outputs,
@@ -209,6 +208,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory], made: Set[str]
         tuple(region.source),
         tuple(region.dtype),
         tuple(region.known),
+        tuple(region.layout),
         tuple(sorted(region.extents.items())),
         tuple(region.inputs.values()),
         tuple(sorted(region.outputs.items())),

@@ -172,13 +172,13 @@ def _row(g: Term, basis: list[Term]) -> Row | None:
     with EGraph(_declarations, "derive") as eg:
         eg.axis("k")
         eg.act('(set (parts "a0") (set-of "a0")) (set (beside "a0") (set-empty)) (leaf-of "a0" "a0") (redaxis "a0")')
-        eg.act(f"(set (handle 0) {eg.name(red('+', 'k', shifted))})")
+        eg.act(f"(set (handle 0) {eg.name(red('+', 'k', shifted), 'source')})")
         for v in (*names, *(f"Y{j}" for j in range(len(basis)))):
             eg.act(f"(set (free {eg.name(var(v))}) {_ALONG_K if v[0] in 'cr' else '(set-empty)'})")
             if v[0] in "rR":
                 eg.act(f'(set (has "nonzero" {eg.name(var(v))}) ())')
         for j, b in enumerate(body):
-            eg.act(f"(union {eg.name(b)} {eg.name(var(f'Y{j}'))})")
+            eg.act(f"(union {eg.name(b, 'source')} {eg.name(var(f'Y{j}'))})")
         eg.flush()
         for iterations in STAGES:
             stop = eg.saturate("derive", _SCHEDULES, replace(LIMITS, iterations=iterations)).stop

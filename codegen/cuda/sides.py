@@ -198,6 +198,8 @@ class SideChoice(Warps):
         columns = max((self.size(g) for (a, side), g in self.group_axes.items() if side == COLUMN), default=1)
         rows = max((self.size(g) for (a, side), g in self.group_axes.items() if side == ROW), default=1)
         self.adjacent = self.vector_run()
+        while self.adjacent > 1 and self.adjacent * self.arch.warp > columns:  # lanes beyond a short row's end would hold nothing
+            self.adjacent //= 2
         want = self.p.choices.get("warps")
         lanes = self.arch.warp * self.adjacent
         wc = 1

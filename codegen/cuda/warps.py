@@ -23,8 +23,10 @@ from .layout import Unsupported
 from .rewrite import highest_id, rebuild, shared, with_axis
 from .schedule import mergeable, missing_limits
 
-MOST_RESULT = 160  # elements of one product's result that a thread may hold
-SHARED_RESULT = 64  # … and where the warps share a loop's tiles, so that each holds the whole results
+# elements of products' results that a thread may hold (cost_models/roofline.py knows them, too)
+MOST_RESULT = 160  # of one product
+SHARED_RESULT = 64  # of all, where the warps share a loop's tiles, so that each holds the whole results
+FED_RESULT = 96  # … and one product feeds another one
 UNIT = "one"  # a row axis of extent 1, given to contractions that have no rows
 
 
@@ -120,8 +122,10 @@ class Warps(Facts):
             if isinstance(want, int):
                 per = max(arch.fragment[0], -(-rows // want))
             warps = max(1, rows // per)
-            if rows <= arch.fragment[0]:
-                self.split = self.splittable(want if isinstance(want, int) else 4)
+            many = want if isinstance(want, int) else 4
+            few = rows <= arch.fragment[0]
+            if few or (self.shares and warps < many):
+                self.split = self.splittable(many, any_number=few)
             if self.split is None:
                 # a wide result: fewer rows a warp, then its columns over several warps (which all work out the left operand)
                 columns = max(b for _, b, c in shapes if c)
@@ -168,17 +172,23 @@ class Warps(Facts):
             best = max(best, (a * b, a, b))
         return best[1], best[2]
 
-    def splittable(self, warps: int) -> Loop | None:
-        """The loop whose tiles the warps can share, each with its own state; its tile shrinks accordingly."""
+    def splittable(self, warps: int, any_number: bool = True) -> Loop | None:
+        """The loop whose tiles the warps can share, each with its own state; its tile shrinks accordingly.  any_number: may they be
+        fewer, and hold as much as they have to?"""
         loops = [s for s in walk(self.p.body) if isinstance(s, Loop)]
         if len(loops) != 1 or not loops[0].carries or any(isinstance(s, Store) for s in loops[0].body):
             return None
         loop = loops[0]
-        t = self.tile[loop.axis]
+        t, want = self.tile[loop.axis], warps
         while warps > 1 and (t % warps or t // warps < self.arch.fragment[2]):
             warps //= 2
         if warps <= 1 or not mergeable(loop):
             return None
+        if not any_number:
+            results = [(s.out.axes, self.size(s.out.axes)) for s in self.matrices.values()]
+            held = sum(n / warps if loop.axis in axes else n for axes, n in results)
+            if warps < want or held > FED_RESULT * self.arch.warp:
+                return None
         self.ws = warps
         self.tile[loop.axis] = t // warps
         return loop
