@@ -38,12 +38,14 @@ def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ..
 
 
 class Way(NamedTuple):
-    """How a kernel runs.  warpgroups: 0 where it is no pipeline of them; cluster: blocks that share a loop's tiles."""
+    """How a kernel runs.  warpgroups: 0 where it is no pipeline of them; cluster: blocks that share a loop's tiles; together: blocks of one
+    warpgroup that share a multiprocessor."""
 
     warps: int
     stages: int
     warpgroups: int
     cluster: int
+    together: int = 1
 
 
 class Roofline:
@@ -212,6 +214,7 @@ class Roofline:
         blocks = W.blocks(program, sizes)
         b = Block(program, sizes, steps, blocks, m)
         trips = sum((it.runs for it in loops), np.zeros(1))
+        again = sum((it.again for it in loops), np.zeros(1))
         alive = min((it.alive for it in loops), key=lambda x: float(x.mean()), default=np.ones(1))
         shared = self._clusters(b, loops, sizes)
         pipeline = warpgroups.form(program, b) if m.wgmma and not self.plain else None
@@ -221,16 +224,16 @@ class Roofline:
         found: list[dict[Way, tuple[Array, dict[str, Array]]]] = []
         for piece in pieces:
             some = b.at(piece)
-            n, t, x = (picked(sizes.flat(v), piece) for v in (blocks, trips, alive))
-            ways = self._ways(some, loops, n, t, x, shared, detail)
+            n, t, y, x = (picked(sizes.flat(v), piece) for v in (blocks, trips, again, alive))
+            ways = self._ways(some, loops, n, t, y, x, shared, detail)
             if pipeline is not None:
                 names = next(iter(ways.values()))[1].keys()
-                for groups, depth, seconds, parts in warpgroups.price(pipeline, program, some.sizes, some, n, x, m):
+                for groups, together, depth, seconds, parts in warpgroups.price(pipeline, program, some.sizes, some, n, x, m):
                     more = {k: np.broadcast_to(parts.get(k, 0.0), (len(piece),)) for k in names}
-                    ways[Way(4 * groups, depth, groups, 1)] = seconds, more
+                    ways[Way(4 * groups, depth, groups, 1, together)] = seconds, more
             found.append(ways)
         every = list(dict.fromkeys(way for ways in found for way in ways))
-        every.sort(key=lambda w: (w.warpgroups, w.warps, w.cluster, w.stages))
+        every.sort(key=lambda w: (w.warpgroups, w.together, w.warps, w.cluster, w.stages))
         table = np.full((len(every), len(where)), np.inf)
         at = 0
         for piece, ways in zip(pieces, found):
@@ -249,8 +252,9 @@ class Roofline:
             choices[name][where] = values[best]
         if not choices["warpgroups"].any():
             del choices["warpgroups"]
-        if (choices["cluster"] == 1).all():
-            del choices["cluster"]
+        for name in ("cluster", "together"):
+            if (choices[name] == 1).all():
+                del choices[name]
         if not detail:
             return Scores(seconds, choices)
         (ways,) = found
@@ -277,7 +281,15 @@ class Roofline:
         return np.asarray(np.ceil((held / 4.0 / threads + pieces + (48 if np.any(b.tensor > 0) else 28)) / 8.0) * 8.0)
 
     def _ways(
-        self, b: Block, loops: list[W.Iterations], blocks: Array, trips: Array, alive: Array, clusters: tuple[int, ...], detail: bool
+        self,
+        b: Block,
+        loops: list[W.Iterations],
+        blocks: Array,
+        trips: Array,
+        again: Array,
+        alive: Array,
+        clusters: tuple[int, ...],
+        detail: bool,
     ) -> dict[Way, tuple[Array, dict[str, Array]]]:
         """Seconds at every point, and parts if asked for, for each number of warps, stages and blocks in a cluster."""
         m, sizes = self.machine, b.sizes
@@ -336,7 +348,7 @@ class Roofline:
             together = np.clip(np.minimum(resident, np.ceil(count / m.sms)), 1, None)
             share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
             compute = per_sm * np.maximum(most, most + share * (total - most))
-            latency = np.ceil(count / (m.sms * room)) * (iterations * m.step + m.block)
+            latency = np.ceil(count / (m.sms * room)) * (iterations * m.step + (1 + again) * m.block)  # copies of an inner loop begin anew
             flight = b.staged * np.maximum(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)
             memory = dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
             if streams:

@@ -29,11 +29,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Iterations:
-    """A loop, its iterations in a block (of those that are not skipped), and the share of iterations that is not skipped."""
+    """A loop, its iterations in a block (of those that are not skipped), the share of iterations that is not skipped, and how often it
+    begins anew inside another one."""
 
     loop: Loop
     runs: Array
     alive: Array
+    again: Array
 
 
 def steps(program: TileProgram, sizes: Sizes) -> tuple[list[Step], list[Iterations]]:
@@ -51,7 +53,7 @@ def steps(program: TileProgram, sizes: Sizes) -> tuple[list[Step], list[Iteratio
                     alive, full = live_share(s.constraints, sizes)
                     inner = inner * alive
                     some = np.maximum(alive - full, 0.0) / np.maximum(alive, 1e-9)
-                loops.append(Iterations(s, inner, alive))
+                loops.append(Iterations(s, inner, alive, runs if depth else 0.0 * one))
                 go(s.body, inner, depth + 1, some)
             else:
                 out.append(Step(s, runs, depth, mixed))

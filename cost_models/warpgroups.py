@@ -30,6 +30,10 @@ PASSING = 0.05e-6
 # … for each load that elementwise work does itself, for want of a copy that brought it: a norm of keys multiplied into scores is measured
 # 0.4 µs dearer in an iteration of 1.5 (qknorm in benches/results/2026-11-30_h200_programs_4.json)
 DIRECT = 0.4e-6
+UNEVEN = 0.4  # of a tile of work, by which blocks with tiles of different lengths end after each other
+# Where two blocks share a multiprocessor a tile takes so many times as long, and each iteration so much longer: 34 variants at n = 512 and
+# 1024 (benches/results/2026-11-30_h200_together.json)
+TOGETHER, TOGETHER_STEP = 1.02, 0.2e-6
 APART = 0.6e-6  # of one iteration with nothing beside it: it waits for early products, then for elementwise work, then for late products
 # With three warpgroups it takes so many times as long, and begins and ends so much later: fitted to 119 variants of tiles and pivots
 # (benches/results/2026-11-30_h200_tiles.json, and the gradient in 2026-11-30_h200_variants_2.json).  Special functions, which have a unit
@@ -221,8 +225,8 @@ def _last(t: Load) -> str | None:
 
 def price(
     f: Form, program: TileProgram, sizes: Sizes, b: Block, blocks: Array, alive: Array, m: Gpu
-) -> list[tuple[int, int, Array, dict]]:
-    """(warpgroups, stages, seconds at every point, parts) for each way to run it."""
+) -> list[tuple[int, int, int, Array, dict]]:
+    """(warpgroups, blocks together, stages, seconds at every point, parts) for each way to run it."""
     good_tiles = fits(f, sizes)
     if not good_tiles.any():
         return []
@@ -261,36 +265,43 @@ def price(
     time = np.broadcast_arrays(*[x * m.sms + 0.0 * one for x in work])
     most = np.maximum.reduce(time[:4])
     rest = time[1] + time[2] + time[0] - np.maximum.reduce(time[:3])
-    per_sm = np.where(alive < 1, np.maximum(blocks / m.sms + 0.4, 1.0), np.ceil(blocks / m.sms))
-    out: list[tuple[int, int, Array, dict]] = []
-    for groups in (1, 2, 3):
+    out: list[tuple[int, int, int, Array, dict]] = []
+    for groups, together in ((1, 1), (1, 2), (2, 1), (3, 1)):
         room = planner.ROOM[groups]
         apart = both / (128 * groups) > room[several]  # no room for two iterations at a time
         registers = np.where(apart, held, both) / (128 * groups)
         ok = ok_tiles & (m_rows == ROWS * groups) & (registers <= np.where(apart, room[2], room[several]))
+        if together > 1:
+            ok = ok & (blocks > m.sms) & f.chained
         if not bool(np.any(ok)):
             continue
         if f.chained:
-            chain = sum(time[:3]) / groups + (np.where(apart, APART, STEP) + DIRECT * f.direct) * trips
-            units = [*time, chain]
+            chain = sum(time[:3]) / groups + (np.where(apart, APART, STEP) + DIRECT * f.direct + TOGETHER_STEP * (together > 1)) * trips
+            units = [*(together * x for x in time), chain]
             if groups > 2:
                 tensor, special, *others = units
                 units = [CROWDED * tensor, CROWDED_SPECIAL * special, *(CROWDED * x for x in others)]
             each = sum(x**ALIKE for x in units) ** (1.0 / ALIKE)
-            each = each + (PASSING if groups > 1 else START) + (LATER if groups > 2 else 0.0)
+            each = each + (PASSING if groups > 1 or together > 1 else START) + (LATER if groups > 2 else 0.0)
         else:
             each = most + (m.beside if groups > 1 else 0.6) * rest + trips * STEP / 8 + START
+        each = each * (TOGETHER if together > 1 else 1.0)
+        slots = m.sms * together
+        per_slot = np.where(alive < 1, np.maximum(blocks / slots + UNEVEN / together, 1.0), np.ceil(blocks / slots))
+        per_slot = np.where((alive < 1) & (blocks <= slots) & (together == 1), 1.0 / alive, per_slot)  # the longest one
+        per_sm = per_slot * together
         for stages in STAGES:
             used = fixed + staged * stages + BESIDE
-            good = ok & (used <= m.shared_block) & (stages <= np.maximum(trips, 2))
-            pull = np.minimum(m.pull * 1.2, np.maximum(staged * (stages - 0.5), 2048.0) / m.latency)
+            most_used = min(m.shared_block, m.shared_sm // together - 1024)
+            good = ok & (used <= most_used) & (stages <= np.maximum(trips, 2))
+            pull = np.minimum(m.pull * 1.2, together * np.maximum(staged * (stages - 0.5), 2048.0) / m.latency)
             rate = ((np.minimum(blocks, m.sms) * pull) ** -4.0 + m.dram**-4.0) ** -0.25  # near the bend there is less than either
             memory = b.dram / rate + m.block + per_sm * trips * STEP / 16
             slow = 1.0 + (FEW_STAGES.get(stages, 0.0) if f.chained else 0.03 * (4 - min(stages, 4)))
-            seconds = np.where(good, m.launch + np.maximum(per_sm * each * slow + 1.5e-6, memory), np.inf)
+            seconds = np.where(good, m.launch + np.maximum(per_slot * each * slow + 1.5e-6, memory), np.inf)
             names = ("tensor", "special", "ops", "l2", "shared")
             parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory + 0 * one, "launch": np.full(1, m.launch)}
-            parts |= {"registers": registers + planner.BESIDE, "shared bytes": used, "resident": one}
+            parts |= {"registers": registers + planner.BESIDE, "shared bytes": used, "resident": together * one}
             parts |= {"blocks": blocks + 0 * one, "warps": 4.0 * groups * one}
-            out.append((groups, stages, seconds, parts))
+            out.append((groups, together, stages, seconds, parts))
     return out

@@ -265,7 +265,13 @@ class Classes:
         free = self.graph.free
 
         def operand(c: int, product: int, n: Node) -> bool:
-            """Is the class an operand of products of matrices alone, by this node?"""
+            """Is the class an operand of products of matrices alone, by this node?  A fold multiplies by weights, made of its pivots."""
+            if n.op == "fold":
+                h, first = n.attr[0], len(n.attr[0].pivots)  # type: ignore[index]
+                weights: frozenset[str] = frozenset().union(*[free[a] for a in n.args[:first]])
+                places = {j for j, a in enumerate(n.args[first:]) if a == c}
+                weighed = all(e.op != "num" for row in h.coef for j, e in row if j in places)
+                return bool(c not in n.args[:first] and weighed and free[c] - weights and weights - free[c])
             others = [a for a in n.args if a != c]
             beside: frozenset[str] = frozenset().union(*[free[a] for a in others])
             sums = readers.get(product, [])
@@ -274,8 +280,15 @@ class Classes:
             rows, columns = free[c] - beside, beside - free[c]
             return all(m.op == "red" and m.attr[0] == "+" and free[r] & rows and free[r] & columns for r, m in sums)  # type: ignore[index]
 
-        made = (c for c in readers if c not in self.source and not any("." in a for a in free[c]))
-        return frozenset(c for c in made if all(operand(c, p, n) for p, n in readers[c]))
+        def multiple(c: int, product: int, n: Node) -> bool:
+            """Is it multiplied, element by element, and what that gives rounded, too?"""
+            narrow = product in made or (product in self.source and self._own_dtype(product) == self.half)
+            return n.op == "mul" and narrow and all(free[a] <= free[c] for a in n.args)
+
+        made = {c for c in readers if c not in self.source and not any("." in a for a in free[c])}
+        while others := {c for c in made if not all(operand(c, p, n) or multiple(c, p, n) for p, n in readers[c])}:
+            made -= others
+        return frozenset(made)
 
     @cached_property
     def _products(self) -> frozenset[int]:

@@ -22,7 +22,7 @@ from .stores import Names, stores_of
 
 MOST_POINTS = 2000
 MOST_ROLES = 8
-PLAIN = (("warpgroups", 0), ("cluster", 1))  # choices that are left out where they are so
+PLAIN = (("warpgroups", 0), ("cluster", 1), ("together", 1))  # choices that are left out where they are so
 SHORT = 64  # elements of a reduced axis that a block may go through one by one
 
 

@@ -351,7 +351,11 @@ NORMS = [
         "(sum-of t e x) (= a (normsq d e)) (= b (normsq d x))",
         "(set (normsq d t) (* 2.0 (+ a b)))",
     ),
-    _rule("(= t (View m x)) (shifted m d f) (= a (normsq d x))", "(set (normsq f t) a)"),
+    _rule(  # not along a diagonal
+        "(= t (View m x)) (shifted m d f) (= a (normsq d x)) (reads m bound new) (= s (free x)) (= p (parts f)) "
+        "(= 0 (set-length (set-intersect (set-diff s bound) p)))",
+        "(set (normsq f t) a)",
+    ),
     _rule(
         f'(= r (Red "+" d t)) {_TWO} (= a (normsq d e)) (= b (normsq d x))',
         f"(set (hz r) (* {_UP} (^ (* a b) 0.5))) (set (lz r) (- 0.0 (* {_UP} (^ (* a b) 0.5))))",

@@ -255,7 +255,7 @@ def test_norms_leave_the_loop_that_multiplies() -> None:
     """A loop that also computes on its tiles by element is no pipeline of warpgroups: where it multiplies much, it does nothing else."""
     p = plan("qknorm", GPU, n=4096, h=32, d=128)
     assert len(p.kernels) == 3 and [bool(k.choices.get("warpgroups")) for k in p.kernels] == [False, False, True]
-    assert all(size <= 32 * 4096 * 4 for size in temps(p).values())
+    assert all(size <= 32 * 4096 * 128 * 2 for size in temps(p).values())  # normalised keys in 16 bits
 
 
 def test_chains_of_products_go_the_cheap_way() -> None:

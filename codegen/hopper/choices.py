@@ -22,6 +22,7 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     chain       the next tile's first products are issued before this tile ends
     order       "dynamic" (a counter in memory), "static" (every n-th tile of n blocks), "folded" (n at a time, to and fro: who had the
                 longest has the shortest next), "grid" (a block a tile)
+    together    blocks of one warpgroup that a multiprocessor holds at the same time: one or two
     cluster     blocks at neighbouring tiles that copy for one another what all of them read; they take tiles together, and not from
                 a counter
     hold        results are rounded at the end of a tile, and stored beside the first products of the next (where registers allow)
@@ -39,6 +40,8 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     if pipe.hold:
         out["hold"] = True
     out["order"] = pipe.order
+    if pipe.together > 1:
+        out["together"] = pipe.together
     if pipe.cluster > 1:
         out["cluster"] = pipe.cluster
     if pipe.traversal.slow:

@@ -14,6 +14,8 @@ from .pivots import Pivots
 ROWS = 64  # of one warpgroup
 MOST_CONSUMERS = 3
 REGISTERS = {1: (0, 240), 2: (24, 240), 3: (32, 160)}  # of a thread: producer (0: they need not give any up), consumers
+SHARING = (24, 232)  # where a multiprocessor holds two blocks of one consumer each
+RESERVED = 1024  # bytes of shared memory that each block takes beside its own
 WORK_SLOTS = 2
 READY = 5  # named barrier: those in shared memory are there (1: consumers meet; 2 to 4: their turns)
 MOST_FAILED = 256  # entries: one for each warp that found its tile to have failed
@@ -40,6 +42,7 @@ class Pipeline:
     sources: tuple[int, ...] = ()  # tiles that no product reads: late products' left operands are made of their elements
     parted: dict[int, str] = field(default_factory=dict)  # tiles of which each warpgroup has a part of its own, by this axis
     leader: dict[int, int] = field(default_factory=dict)  # tile → the one whose barriers and ring it shares
+    together: int = 1  # blocks that a multiprocessor holds at the same time
     cluster: int = 1  # blocks that work on neighbouring tiles at the same time
     along: str = ""  # the grid axis on which they are neighbours
     spread: dict[int, str] = field(default_factory=dict)  # tiles that all need: each copies a part by this axis ("": panels)
@@ -79,6 +82,8 @@ class Pipeline:
     @property
     def registers(self) -> tuple[int, int]:
         """Of a thread: producer, consumers.  The producer has more where these do not need them."""
+        if self.together > 1:
+            return SHARING
         few, many = REGISTERS[self.consumers]
         spare = self.consumers == 2 and self.schedule.registers <= many - (8 if self.cluster > 1 else 60)
         return (few + 16, many - 8) if spare else (few, many)

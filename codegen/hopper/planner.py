@@ -16,7 +16,7 @@ from ..tile import Contract, Load, Loop, Reduce, Store, TileProgram, Value, walk
 from .maps import Box, box_of
 from .orders import best_order, traversal_of
 from .parts import Parts, partition
-from .pipeline import MOST_CONSUMERS, MOST_FAILED, REGISTERS, ROWS, WORK_SLOTS, Pipeline, stage_bytes
+from .pipeline import MOST_CONSUMERS, MOST_FAILED, REGISTERS, RESERVED, ROWS, SHARING, WORK_SLOTS, Pipeline, stage_bytes
 from .pivots import Pivots
 
 # of a consumer's registers for results of products and their operands: of two iterations at a time where these make one result early, or
@@ -64,6 +64,9 @@ class WarpgroupPlanner(Planner):
             raise wrong(f"{n} rows do not make up to {MOST_CONSUMERS} warpgroups of {ROWS}")
         self.consumers = n // ROWS
         self.wr = 4 * self.consumers
+        # two blocks of one warpgroup each have registers for what one has, but half the shared memory
+        self.together = 2 if self.consumers == 1 and self.p.choices.get("together") == 2 else 1
+        self.room = min(self.arch.shared, self.arch.shared_sm // self.together - RESERVED)
 
     def columns_wanted(self) -> set[str]:
         """Where no product's operand is computed, those along which results of products are reduced: a warp then has whole rows."""
@@ -145,9 +148,9 @@ class WarpgroupPlanner(Planner):
             raise Unsupported("products whose operands are made of loaded tiles alone, beside others")
         if (overlap or not parts.early) and stages < 2:
             raise TooLarge(f"{fixed + 2 * ring} bytes of shared memory for two stages")
-        if fixed + ring * stages > self.arch.shared - 2048:
+        if fixed + ring * stages > self.room - 2048:
             raise TooLarge(f"{fixed + ring * stages} bytes of shared memory")
-        ahead = bool(self.p.choices.get("ahead", True)) and 2 * fixed + ring * stages <= self.arch.shared - 4096
+        ahead = bool(self.p.choices.get("ahead", True)) and 2 * fixed + ring * stages <= self.room - 4096
         for t in sorted(o.tiles.values(), key=lambda t: t.loop is not None):
             t.stages = stages if t.loop is not None else 2 if ahead else 1
             t.offset = at
@@ -161,10 +164,10 @@ class WarpgroupPlanner(Planner):
         fixed_early = all(v in early_only and not o.instances.get(v) for v, t in o.tiles.items() if t.loop is None)
         tiles = math.prod(self.p.axes[a].trips for a in self.p.grid)
         traversal = traversal_of(self.p, self.loop, self.arch.multiprocessors)
-        order = best_order(self.p, self.loop, traversal, tiles, stages, self.arch.multiprocessors)
+        order = best_order(self.p, self.loop, traversal, tiles, stages, self.arch.multiprocessors * self.together)
         at = -(-at // 16) * 16
         carries = {s.out.id: next(c for c in self.loop.carries if c.next == s.out) for s in parts.late}
-        limit = REGISTERS[self.consumers][1]
+        limit = (SHARING if self.together > 1 else REGISTERS[self.consumers])[1]
         pipe = Pipeline(
             o,
             self.loop,
@@ -186,7 +189,7 @@ class WarpgroupPlanner(Planner):
             at = -(-at // 16) * 16
             pipe.drained, pipe.failed = at, at + 8
             at += 16 + 4 * MOST_FAILED
-        pipe.sources = tuple(self.sources)
+        pipe.sources, pipe.together = tuple(self.sources), self.together
         pipe.parted = self.parted()
         for vid, a in pipe.parted.items():
             whole = boxes[vid]
@@ -198,7 +201,7 @@ class WarpgroupPlanner(Planner):
             first = self.p.choices.get("split", 0)
             pipe.split = max(0, first) if isinstance(first, int) else 0
         if order != "grid":
-            if pipe.pivot != "frozen":  # a tile that is computed again would be so in one block only
+            if pipe.pivot != "frozen" and self.together == 1:  # a tile that is computed again would be so in one block only
                 self.join_blocks(pipe)
             self.share_out(pipe)
         pipe.leader = self.leaders(parts, set(pipe.parted))
@@ -210,7 +213,7 @@ class WarpgroupPlanner(Planner):
         held = 0 if parts.early or pipe.workers == pipe.works else self.held_results()
         pipe.hold = bool(self.p.choices.get("hold", True)) and 0 < held <= limit - 8 - o.registers
         o.registers += held if pipe.hold else 0
-        o.min_blocks = 1
+        o.min_blocks = self.together
         self.out_pipeline = pipe
 
     def take_boxes(self) -> dict[int, Box]:
@@ -235,7 +238,7 @@ class WarpgroupPlanner(Planner):
 
     def stages(self, fixed: int, ring: int) -> int:
         """Of the loop's tiles.  fixed, ring: bytes of the tiles outside the loop and of those in it."""
-        room = self.arch.shared - 2048 - fixed
+        room = self.room - 2048 - fixed
         want = self.p.choices.get("stages")
         stages = want if isinstance(want, int) else 4
         stages = max(1, min(stages, room // ring if ring else 1, 8))
@@ -335,7 +338,7 @@ class WarpgroupPlanner(Planner):
 
     def share_out(self, pipe: Pipeline) -> None:
         """As many blocks as run at the same time, and in which order they take tiles."""
-        pipe.blocks = min(pipe.works, self.arch.clusters_of(pipe.cluster)) * pipe.cluster
+        pipe.blocks = min(pipe.works, self.arch.clusters_of(pipe.cluster) * pipe.together) * pipe.cluster
         if pipe.workers == pipe.works:
             pipe.order = "static"  # nothing to ask for
         elif pipe.cluster > 1 and pipe.dynamic:  # the blocks of a cluster would each get a number of their own

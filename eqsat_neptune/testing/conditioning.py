@@ -144,7 +144,8 @@ def _unary(f: str, x: Any, e: Any) -> Any:
     else:
         error = np.maximum(np.abs(above - y), np.abs(y - below)) + 4 * _U * np.abs(y)
     error = np.where(np.isinf(x) & (e == 0) & np.isfinite(y), 0.0, error + _TINY)
-    same = (e == 0) | ((below == y) & (above == y)) | (np.isnan(below) & np.isnan(above) & np.isnan(y))
+    between = np.asarray(fn(np.clip(0.0, x - e, x + e)), float)  # where functions are not defined that are defined at neither end
+    same = (e == 0) | ((below == y) & (above == y)) | (np.isnan(below) & np.isnan(above) & np.isnan(between) & np.isnan(y))
     overflow = np.isfinite(x) & np.isinf(y) & ((f in _OVERFLOWING) | ((f in ("recip", "rsqrt")) & (x != 0)))
     error = np.where(np.isfinite(y), error, np.where(same & ~overflow, 0.0, np.inf))
     pole = (f == "recip") & _unsure(x, e) | ((f == "tan") & (e > 1e-6))

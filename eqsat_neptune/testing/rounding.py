@@ -65,8 +65,9 @@ def reference(
     bounds = []
     for o in program.outputs:
         axes, bound = memo[o.term].bound
-        if o.dtype not in FLOATS:  # these have no NaN
-            bound = np.where(np.isnan(memo[o.term].x), np.inf, bound)
+        if o.dtype not in FLOATS:  # these have no NaN, and integers no infinity
+            x = memo[o.term].x
+            bound = np.where(np.isnan(x) | (np.isinf(x) & (o.dtype != "bool")), np.inf, bound)
         bounds.append(_assembled(replace(o, dtype="float64"), (axes, bound), env))
     return wants, bounds
 
