@@ -62,6 +62,7 @@ class Lowering(Statements):
             tuple(bufs[b] for b in dict.fromkeys(s.buffer for s in self.k.stores)),
             self.dtype,
             dict(self.k.choices),
+            self.k.wide,
         )
 
     def member(self, m: Path | plan.Store, here: Path) -> None:

@@ -355,6 +355,7 @@ kernel = record(
     extents=mapping(natural),
     choices=mapping(data),
     cost=optional(cost),
+    wide=flag,
 )
 compute = one_of("float32", "float64")
 plan = checked(record(Plan, kernels=sequence(kernel), buffers=mapping(buffer), compute_dtype=compute), _plan_wrong)
@@ -365,5 +366,6 @@ program = record(
     outputs=sequence(record(Output, term=term, dims=sequence(sequence(name)), shape=shape, dtype=dtype)),
     axes=mapping(natural),
     structured=flag,
+    wide=flag,
 )
 KINDS: dict[str, Codec] = {"Plan": plan, "Kernel": kernel, "Program": program}

@@ -150,7 +150,7 @@ Stmt = Load | Gather | Const | Iota | Mask | Map | Reduce | Contract | Store | L
 @dataclass(frozen=True)
 class TileProgram:
     """axes: what the kernel walks (role, extent, tile).  extents: of every axis, whole axes beside their parts.
-    compute_dtype: of values that are not merely loaded ("float32" or "float64")."""
+    compute_dtype: of values that are not merely loaded ("float32" or "float64").  wide: no Contract rounds such an operand."""
 
     name: str
     axes: dict[str, Axis]
@@ -161,6 +161,7 @@ class TileProgram:
     writes: tuple[Buffer, ...]
     compute_dtype: str = "float32"
     choices: dict[str, object] = field(default_factory=dict)
+    wide: bool = False
 
     @cached_property
     def statements(self) -> tuple[Stmt, ...]:

@@ -102,7 +102,7 @@ class Block:
         self.loaded = {s.out.id: self.dtype[s.buffer] for s in self.statements if isinstance(s, Load | Gather)}
         self.carries = [c for s in self.statements if isinstance(s, Loop) for c in s.carries]
         self.states = {c.phi.id for c in self.carries}
-        self.rounds = any(x.dtype in HALF for x in (*program.reads, *program.writes))
+        self.rounds = not program.wide and any(x.dtype in HALF for x in (*program.reads, *program.writes))
         self.rows = self.cols = self.results = self.streamed = self.fed_rows = self.fed_cols = np.zeros(1)
         self.fed = False
         self.tally = Tally()

@@ -67,7 +67,7 @@ class Form:
 def form(program: TileProgram, block: Block) -> Form | None:
     """None if the program has no such form whatever its tiles are."""
     loops = [s for s in program.statements if isinstance(s, Loop)]
-    if len(loops) != 1 or program.compute_dtype != "float32":
+    if len(loops) != 1 or program.compute_dtype != "float32" or program.wide:
         return None
     outputs = [b.dtype for b in program.writes if b.kind == "output"]
     if any(d in ("float32", "float64") for d in outputs) or not any(b.dtype in HALF for b in (*program.reads, *program.writes)):

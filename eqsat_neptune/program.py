@@ -118,7 +118,8 @@ class Program:
     """A traced program: outputs as terms over named axes.
 
     `axes` gives the extent of each (whole) axis; axes of extent 1 do not occur.  Inputs are in the order of the function's
-    parameters.  Names of axes are made while tracing, in an order that depends on the program alone.
+    parameters.  Names of axes are made while tracing, in an order that depends on the program alone.  `wide`: some product of the
+    source takes a computed value in float32 or float64 (frontend/wide.py), so none may round what is computed to 16 bits.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Program:
     outputs: tuple[Output, ...]
     axes: dict[str, int]
     structured: bool = False  # outputs were returned as a tuple (even if there is one)
+    wide: bool = False
 
     def input(self, name: str) -> Input:
         return next(i for i in self.inputs if i.name == name)
@@ -176,7 +178,7 @@ class Program:
             Output(t, tuple(tuple(ax[a] for a in d) for d in o.dims), o.shape, o.dtype) for t, o in zip(terms, self.outputs)
         )
         ins = tuple(Input(inputs.get(i.name, i.name), i.shape, i.dtype, i.range) for i in self.inputs)
-        return Program(self.name, ins, outs, {ax[a]: n for a, n in self.axes.items()}, self.structured)
+        return Program(self.name, ins, outs, {ax[a]: n for a, n in self.axes.items()}, self.structured, self.wide)
 
     def __str__(self) -> str:
         ins = ", ".join(f"{i.name}: {i.dtype}{list(i.shape)}" for i in self.inputs)

@@ -74,7 +74,7 @@ def resized_plan(
         for a, x in k.axes.items():
             n = extents[a]
             axes[a] = Axis(n, n if x.role == "whole" else max(1, min(n, tile(k, a, n))), x.role)
-        kernels.append(Kernel(k.name, stores, axes, extents, dict(k.choices)))
+        kernels.append(Kernel(k.name, stores, axes, extents, dict(k.choices), wide=k.wide))
     return Plan(tuple(kernels), buffers, plan.compute_dtype)
 
 

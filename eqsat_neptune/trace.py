@@ -15,6 +15,7 @@ from .errors import EqsatError, InputError, ShapeError, TraceError
 from .frontend import dtypes
 from .frontend.tensor import _CURRENT, Map, Tensor, Trace, affine_term
 from .frontend.views import sink_slices
+from .frontend.wide import reads_wide
 from .program import Input, Output, Program, TensorSpec
 from .terms import Affine, Term, axis_index, bi, gather, inp, num, postorder, red, rewrite, view
 
@@ -233,6 +234,8 @@ class _Finish:
 
     def program(self) -> Program:
         roots = [t.term for t in self.outputs]
+        dtypes = {i.name: i.dtype for i in self.inputs}
+        wide = reads_wide(roots, self.trace.wide, dtypes, [t.dtype for t in self.outputs], self.trace.free)
         self._split_views(roots)
         terms = rewrite(sink_slices(rewrite(roots, self._resolved), self.ax.extent), self._tidied)
         dims = [t.dims for t in self.outputs]
@@ -242,7 +245,7 @@ class _Finish:
         taken = {i.name for i in self.inputs}
         fresh = (n for i in range(len(order) + len(taken)) if (n := f"a{i}") not in taken)
         outs = tuple(Output(t, d, x.shape, x.dtype) for t, d, x in zip(terms, dims, self.outputs))
-        program = Program(self.name, tuple(self.inputs), outs, {a: self.ax.extent[a] for a in order}, self.structured)
+        program = Program(self.name, tuple(self.inputs), outs, {a: self.ax.extent[a] for a in order}, self.structured, wide)
         return program.renamed(dict(zip(order, fresh)), {})
 
     def _axes_of(self, terms: Iterable[Term]) -> set[str]:

@@ -233,9 +233,13 @@ class Bodies(Options):
         return (v[0] * self.slow, v[1], v[2], v[3]) if s.mixed else v
 
     def plainly(self, s: State) -> int:
-        """Products (items) that no matrix unit does, since an operand lies in memory with more than 16 bits."""
+        """Products (items) that no matrix unit does, since an operand lies in memory with more than 16 bits, or is computed and not
+        rounded to them."""
         items = s.items & self.affected
-        if not items or not (long := s.factors & self.long & (self.loaded | s.leaves)):
+        if not items:
+            return 0
+        long = s.factors & (self.long & (self.loaded | s.leaves) | self.computed & ~s.leaves) | self.made
+        if not long:
             return 0
         key = items, long
         if key not in self._plainly:

@@ -128,7 +128,7 @@ class Builder:
         parts = {n: float(v[0]) for n, v in price.parts.items()}
         detail: dict[str, object] = {n: float(v[0]) for n, v in price.detail.items()}
         cost = Cost(seconds, parts, max(parts, key=parts.__getitem__), detail)
-        return Kernel(name, stores, axes, extents, {n: int(v[0]) for n, v in price.choices.items()}, cost)
+        return Kernel(name, stores, axes, extents, {n: int(v[0]) for n, v in price.choices.items()}, cost, k.kernel.wide)
 
     def _real(self, part: Part, k: Scored, stores: tuple[Store, ...]) -> tuple[Store, ...]:
         """The stores with the program's own output arrays."""

@@ -184,7 +184,10 @@ class Classes:
     # ---- types in memory
     @cached_property
     def half(self) -> str | None:
-        """The 16-bit float type that the program works in, if it does."""
+        """The 16-bit float type that the program works in, if it does.  Where its products are wide, none: operands that a kernel had
+        stored for them would be rounded after all."""
+        if self.program.wide:
+            return None
         dtypes = [*(o.dtype for o in self.program.outputs), *(i.dtype for i in self.program.inputs)]
         return next((d for d in dtypes if d in HALF), None)
 

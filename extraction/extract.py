@@ -82,7 +82,7 @@ def extract(
     program = replace(program, axes=program.axes | graph.extents)
     start = time.perf_counter()
     dtypes = [*(o.dtype for o in program.outputs), *(i.dtype for i in program.inputs)]
-    half = next((d for d in dtypes if d in model.tensor_dtypes), None)
+    half = None if program.wide else next((d for d in dtypes if d in model.tensor_dtypes), None)
     nodes = legal_nodes(graph, program.compute_dtype, half, numerics)
     missing = [i for i, c in enumerate(graph.outputs) if c not in nodes]
     if missing:

@@ -262,7 +262,8 @@ class Pricer:
         for a in roles:
             for x in [a, a[:-2] + ".o", a[:-2] + ".i"] if a.endswith((".o", ".i")) else [a]:
                 extents[x] = self.extent(x)
-        kernel = Kernel("k", stores, {a: Axis(extents[a], extents[a], role) for a, role in roles.items()}, extents)
+        whole = {a: Axis(extents[a], extents[a], role) for a, role in roles.items()}
+        kernel = Kernel("k", stores, whole, extents, wide=self.r.wide)
         try:
             program = lower(kernel, buffers, self.r.compute_dtype)
         except LoweringError:

@@ -82,6 +82,10 @@ class Options:
             self.rate, self.slow, self.plain = (self.rate[0] * self.plain, *self.rate[1:]), 1.0, 1.0
         classes = range(len(region.nodes)) if self.plain > 1.0 else ()
         self.long = self.union(1 << c for c in classes if DTYPES[self._held(c)] > 2)  # classes held so where they lie in memory
+        # and where nothing computed is rounded, those that a kernel computes if it does not read them; beside them, one bit stands for
+        # operands that are no class: weights of folds, products of factors
+        self.made = 1 << len(region.nodes) if region.wide and self.plain > 1.0 else 0
+        self.computed = self.made | self.union(1 << c for c in classes if self.made and not self._lies(c))
         self.alone: dict[int, int] = {}  # place of an item → those of them that are an operand of its product by themselves
         self.affected = 0  # items that have any
         self.bit: dict[str, int] = {}
@@ -232,11 +236,18 @@ class Options:
             alone = self.union(
                 1 << c for i, c in enumerate(classes) if c >= 0 and all(f & ~factors[i] for j, f in enumerate(factors) if j != i)
             )
-            if alone & self.long:
-                self.alone[item.bit_length() - 1] = alone & self.long
+            if self.made and any(self._is_made([classes[i] for i in g]) for g in (near, others)):
+                alone |= self.made
+            if alone & (self.long | self.computed):
+                self.alone[item.bit_length() - 1] = alone & (self.long | self.computed)
                 self.affected |= item
             return item
         return self.item(key, every, ops=self.count(every))
+
+    def _is_made(self, operand: list[int]) -> bool:
+        """Is an operand of these factors computed for sure?  (A number may go elsewhere.)"""
+        real = [c for c in operand if c < 0 or not any(n.op == "num" for n in self.r.nodes[c])]
+        return len(real) > 1 or real == [-1]
 
     @staticmethod
     def union(masks: Iterable[int]) -> int:
@@ -301,6 +312,10 @@ class Options:
 
     def _in_memory(self, c: int) -> bool:
         return self.r.input_of(c) is not None or self.r.stored(c) is not None
+
+    def _lies(self, c: int) -> bool:
+        """May a kernel find the class in memory although none has stored it: as an input, or a part of one?"""
+        return self._in_memory(c) or any(n.op in ("view", "gather", "num") for n in self.r.nodes[c])
 
     def _held(self, c: int) -> str:
         """The type that a class has in memory."""

@@ -75,7 +75,8 @@ class Cost:
 @dataclass(frozen=True)
 class Kernel:
     """One launch.  `extents` has every axis that occurs, whole axes beside their parts; `axes` those that the kernel walks.
-    `choices` are the schedule choices beyond roles and tiles (warps, stages, pivot …), by name: data that backends read."""
+    `choices` are the schedule choices beyond roles and tiles (warps, stages, pivot …), by name: data that backends read.
+    `wide`: products take no computed operand rounded to 16 bits, as `Program.wide` asks."""
 
     name: str
     stores: tuple[Store, ...]
@@ -83,6 +84,7 @@ class Kernel:
     extents: dict[str, int]
     choices: dict[str, object] = field(default_factory=dict)
     cost: Cost | None = None
+    wide: bool = False
 
     def __str__(self) -> str:
         ax = ", ".join(

@@ -79,7 +79,7 @@ class Printing:
             # what was lowered has in it the size of parts, and what of the last tile exists, but no size of a whole tile
             program = replace(k.program, axes=axes, extents=extents, choices=choices)
         else:
-            kernel = Kernel("k", k.kernel.stores, axes, extents, choices)
+            kernel = Kernel("k", k.kernel.stores, axes, extents, choices, wide=k.kernel.wide)
             try:
                 program = lower(kernel, k.buffers, k.program.compute_dtype)
             except LoweringError as e:

@@ -59,6 +59,7 @@ class Region:
     outputs: dict[int, tuple[Memory, ...]]
     half: str | None
     compute_dtype: str
+    wide: bool
     key: tuple = ()
 
     def input_of(self, c: int) -> Node | None:
@@ -197,6 +198,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory], made: Set[str]
         outputs,
         cl.half,
         cl.program.compute_dtype,
+        cl.program.wide,
     )
     region.key = (
         region.roots,

@@ -62,18 +62,18 @@ def packing(shape: Sequence[int], strides: Sequence[int], dtype: str, address: i
     return 0 if any(s <= 0 for n, s in zip(shape, strides) if n > 1) else is_packed(shape, strides, dtype, address)
 
 
-def precision_of(buffers: Mapping[str, Buffer], compute: str) -> Precision:
-    """How exact a program's kernels must be, from what it reads and returns."""
+def precision_of(buffers: Mapping[str, Buffer], compute: str, wide: bool = False) -> Precision:
+    """How exact a kernel of a program must be, from what the program reads and returns, and what is said of its products."""
     outputs = [b.dtype for b in buffers.values() if b.kind == "output"]
     halves = [b.dtype for b in buffers.values() if b.kind in ("input", "output") and b.dtype in HALVES]
-    accurate = compute == "float64" or any(d in ("float32", "float64") for d in outputs) or not halves
+    accurate = wide or compute == "float64" or any(d in ("float32", "float64") for d in outputs) or not halves
     return Precision(accurate, halves[0] if halves else None, compute)
 
 
 def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch, maps: bool = True) -> Schedule | Simple | Pipeline:
     """As a pipeline of warpgroups if the program asks for one, in fragments if they can express it, else an element a thread.
     maps: can tensor maps describe the inputs?  Raises Unsupported if nothing fits."""
-    precision = precision_of(buffers, p.compute_dtype)
+    precision = precision_of(buffers, p.compute_dtype, p.wide)
     if p.choices.get("warpgroups"):
         if arch.warpgroups and maps:
             return plan_warpgroups(p, arch, precision)
@@ -90,7 +90,7 @@ def schedule_of(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch, maps:
 def warpgroup_choices(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> dict[str, object] | None:
     """The schedule of a program as a pipeline of warpgroups, in full; None if it has none."""
     try:
-        return choices_of(plan_warpgroups(p, arch, precision_of(buffers, p.compute_dtype)))
+        return choices_of(plan_warpgroups(p, arch, precision_of(buffers, p.compute_dtype, p.wide)))
     except Unsupported:
         return None
 
@@ -98,7 +98,7 @@ def warpgroup_choices(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch)
 def refusal(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Refusal | None:
     """Why the kernel cannot be a pipeline of warpgroups, if it asks to be one, or else why fragments cannot express it, so that
     `schedule_of` has one element go to a thread; None if it can."""
-    precision = precision_of(buffers, p.compute_dtype)
+    precision = precision_of(buffers, p.compute_dtype, p.wide)
     try:
         if p.choices.get("warpgroups"):
             plan_warpgroups(p, arch, precision)

@@ -27,8 +27,8 @@ EIGHTS = ("float8_e4m3fn", "float8_e5m2")
 
 @dataclass(frozen=True)
 class Precision:
-    """accurate: results are wanted in float32 or float64, so nothing is rounded on the way.  half: the 16-bit dtype that computed
-    operands of a tensor-core product are rounded to (None: there is none)."""
+    """accurate: results, or operands of products, are wanted in float32 or float64, so nothing is rounded on the way.  half: the 16-bit
+    dtype that computed operands of a tensor-core product are rounded to (None: there is none)."""
 
     accurate: bool
     half: str | None

@@ -16,7 +16,8 @@ __all__ = [
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
-    """x in another dtype.  → nothing between floats (terms are real numbers), trunc from float to integer, ne 0 to bool."""
+    """x in another dtype.  → nothing between floats (terms are real numbers; but see wide.py for products of what was cast to
+    float32), trunc from float to integer, ne 0 to bool."""
     x, to = tensor.lift(x), dtype_name(dtype)
     if dtypes.kind(to) == "bool" and dtypes.kind(x.dtype) != "bool":
         return tensor.elementwise(lambda t: tensor.binary("ne", t, terms.num(0.0)), [x], to)

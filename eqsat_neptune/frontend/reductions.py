@@ -174,6 +174,7 @@ def _scan(op: str, x: Tensor, axis: int | None, dtype: str, initial: builtins.bo
     term = terms.where(before, moved.term, unit)
     for a in reversed(there):
         term = tensor.reduce_axis(trace, op, a, term)
+        trace.summed(op, term, x.dtype)
     return trace.tensor(term, [here if i == d else m for i, m in enumerate(moved.dims)], dtype)
 
 

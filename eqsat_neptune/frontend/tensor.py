@@ -40,6 +40,7 @@ from ..terms import (
 )
 from . import dtypes
 from .axes import AxisTable
+from .wide import WIDE
 
 Number = bool | int | float
 Map = dict[str, Affine]
@@ -56,6 +57,7 @@ class Trace:
     def __init__(self) -> None:
         self.axes = AxisTable()
         self.ranges: dict[str, tuple[float, float]] = {}                        # of inputs whose values are bounded
+        self.wide: set[Term] = set()                                            # sums of what the source has in float32 or float64
         # free axes of a term, and those of them that lie below a reduction, view or gather; under their provisional names
         self._info: dict[Term, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
@@ -93,6 +95,11 @@ class Trace:
             names = tuple(sorted(free, key=self.axes.age))
             self._info[term] = names, names
         return term
+
+    def summed(self, op: str, term: Term, dtype: str) -> None:
+        """Note a reduction of what has this dtype, if it is a sum that is wide."""
+        if op == "+" and term.op == "red" and dtype in WIDE:
+            self.wide.add(term)
 
     def reindex(self, term: Term, m: Map) -> Term:
         """The term read at m[a] in place of each live axis a.  Where that leaves an axis' range the value is unspecified."""
@@ -596,6 +603,7 @@ def reduce(op: str, x: Tensor, over: Sequence[int], keepdims: bool, dtype: str) 
     for i in reversed(over):
         for a in reversed(dims[i]):
             term = reduce_axis(trace, op, a, term)
+            trace.summed(op, term, x.dtype)
     return trace.tensor(term, [() if i in over else d for i, d in enumerate(dims) if keepdims or i not in over], dtype)
 
 
