@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -226,6 +226,8 @@ def _compile(
         "measured": measured,
         "explain": [list(s) for s in egraph.explain(saturated, found)],
     }
+    if found.forbidden is not None:
+        info["forbidden"] = asdict(found.forbidden)
     return Record(full, target, plan, info)
 
 

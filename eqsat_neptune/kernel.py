@@ -27,7 +27,7 @@ class Record:
     """All that a kernel is made of, as data: what the cache and saved files hold.
 
     info: "form" (text of each output), "egraph" (nodes, classes, phases), "seconds" (by stage), "candidates", "measured",
-    "explain".
+    "explain"; "forbidden" (what float16's range left out: "times" as many operations, "form", "rule"), if that costs much.
     """
 
     program: Program
@@ -149,6 +149,10 @@ class Kernel:
         temps = [b for b in plan.buffers.values() if b.kind == "temp"]
         if temps:
             r.sections.append(Section("Intermediates in memory", [(b.name, b.dtype, str(list(b.shape))) for b in temps]))
+        if out := info.get("forbidden"):
+            reason = f"{out['times']:.2g} times fewer operations, but operands that float16 (±65504) may not hold"
+            remedy = 'bfloat16, bounds of the inputs (TensorSpec(…, range=…)) or numerics="fast" allow it'
+            r.sections.append(Section("Left out", [(f"{out['form']} ({out['rule']})", reason, remedy)]))
         compiled = self._runner.details() if self._runner else []
         if compiled:
             r.sections.append(Section("Compiled code", compiled))

@@ -17,6 +17,7 @@ from .build import Builder, Part
 from .classes import Classes
 from .compared import consistent
 from .copies import with_copies
+from .forbidden import Forbidden, forbidden
 from .legality import legal_nodes, usable
 from .plan import Buffer, Plan
 from .region import Region, canonical, without
@@ -53,6 +54,7 @@ class Extraction:
     form        the chosen form of each output in mathematical notation, with what kernels store written out
     candidates  plans that lost, cheapest first
     chosen      class → e-nodes that the plan computes it by: most often one
+    forbidden   what float16's range left out, if that would have far fewer operations
     stats       counts (regions; searched: distinct ones; nodes: usable; lowerings, their statements and points; sets: of classes whose
                 next kernels were ranked; asked: kernels whose printing was looked into) and "seconds"
     """
@@ -62,6 +64,7 @@ class Extraction:
     candidates: tuple[Candidate, ...]
     chosen: dict[int, tuple[Node, ...]]
     stats: dict[str, float]
+    forbidden: Forbidden | None = None
 
 
 def extract(
@@ -119,7 +122,9 @@ def extract(
     plan, forms, chosen = build.plan([p.found.best for p in build.parts])
     chosen = {c: n for c, n in chosen.items() if c in graph.nodes}
     stats["seconds"] = time.perf_counter() - start
-    return Extraction(plan, forms, tuple(_losers(build, limits.candidates)), chosen, stats)
+    ranged = half == "float16" and numerics != "fast"
+    left_out = forbidden(graph, nodes, program.compute_dtype, numerics) if ranged else None
+    return Extraction(plan, forms, tuple(_losers(build, limits.candidates)), chosen, stats, left_out)
 
 
 def _search(
