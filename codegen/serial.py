@@ -16,7 +16,7 @@ from ..extraction.plan import Axis, Buffer, Cost, Kernel, Plan, Store
 from ..program import DTYPES, Input, Output, Program
 from ..terms import BINARY, REDUCTIONS, UNARY, Affine, Monoid, Term, make, variables
 
-FORMAT = 2
+FORMAT = 3
 
 
 def to_json(value: Plan | Kernel | Program) -> str:

@@ -42,6 +42,15 @@ class DynamicKernel:
         extents = self.program.extents([tuple(x.shape) for x in arrays])
         return self.bind(extents)(*arrays, stream=stream)
 
+    def __copy__(self) -> DynamicKernel:
+        return self
+
+    def __deepcopy__(self, memo: object) -> DynamicKernel:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise EqsatError("a kernel with open extents holds the traced function and cannot be pickled", "pickle kernel.bind(n=…)")
+
     def _unbound(self) -> EqsatError:
         return EqsatError("extents of this kernel are still open", "specialise it first: kernel.bind(n=…)")
 

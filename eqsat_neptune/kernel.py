@@ -58,6 +58,9 @@ class Kernel:
     Call it with arrays in the order of the program's inputs: NumPy arrays for "cpu"; for a GPU anything that has DLPack or
     `__cuda_array_interface__`, on `stream` (default: the current stream of the arrays' framework).  One output comes back as
     an array, several as a tuple.
+
+    A kernel may be pickled (so that other processes may have it): what is pickled is what `save` writes, which is read back as `load`
+    does, so by the same version only; it compiles itself again there.  A copy of a kernel is the kernel.
     """
 
     def __init__(self, record: Record, *, from_cache: bool = False):
@@ -192,12 +195,24 @@ class Kernel:
     def save(self, path: str | Path) -> None:
         """Write the kernel to a file that `load` reads, on a machine without egglog too.  The file holds data only.
         SavedKernelError if it cannot be written; what was there before is then still there."""
-        payload = self._record.to_bytes()
-        head = json.dumps({"format": FORMAT, "version": _version(), "sha256": hashlib.sha256(payload).hexdigest()}).encode()
         try:
-            cache.write_atomically(_path(path), [head, b"\n", payload])
+            cache.write_atomically(_path(path), [self._saved()])
         except (OSError, ValueError) as e:
             raise _unusable("write", path, e) from None
+
+    def _saved(self) -> bytes:
+        payload = self._record.to_bytes()
+        head = json.dumps({"format": FORMAT, "version": _version(), "sha256": hashlib.sha256(payload).hexdigest()}).encode()
+        return head + b"\n" + payload
+
+    def __copy__(self) -> Kernel:
+        return self  # nothing in it changes
+
+    def __deepcopy__(self, memo: object) -> Kernel:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _restored, (self._saved(),)
 
 
 def _path(path: Any) -> Path:
@@ -219,6 +234,16 @@ def load(path: str | Path) -> Kernel:
         raw = _path(path).read_bytes()
     except (OSError, ValueError) as e:
         raise _unusable("read", path, e) from None
+    return _read(raw, path)
+
+
+def _restored(raw: bytes) -> Kernel:
+    """The kernel that was pickled."""
+    return _read(raw, "the pickled kernel")
+
+
+def _read(raw: bytes, path: Any) -> Kernel:
+    """The kernel in the bytes that `Kernel._saved` made; path: what to call them."""
     head, _, payload = raw.partition(b"\n")
     try:
         meta = json.loads(head)

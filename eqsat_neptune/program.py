@@ -180,6 +180,11 @@ class Program:
         ins = tuple(Input(inputs.get(i.name, i.name), i.shape, i.dtype, i.range) for i in self.inputs)
         return Program(self.name, ins, outs, {ax[a]: n for a, n in self.axes.items()}, self.structured, self.wide)
 
+    def __reduce__(self) -> Any:
+        from .codegen.serial import from_json, to_json
+
+        return from_json, (to_json(self),)  # terms may be nested deeper than pickle can go
+
     def __str__(self) -> str:
         ins = ", ".join(f"{i.name}: {i.dtype}{list(i.shape)}" for i in self.inputs)
         outs = "\n".join(f"  {o.term} : {o.dtype}{list(o.shape)} dims {o.dims}" for o in self.outputs)

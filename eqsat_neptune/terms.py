@@ -217,6 +217,9 @@ class Term:
     def __deepcopy__(self, memo: object) -> Term:
         return self
 
+    def __reduce__(self) -> Any:
+        return make, (self.op, self.attr, self.args)  # the one term that is equal to it there
+
 
 _TABLE: WeakValueDictionary[tuple, Term] = WeakValueDictionary()
 _LOCK = threading.Lock()

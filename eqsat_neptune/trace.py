@@ -106,6 +106,15 @@ class DynamicProgram:
         assert failed is not None
         raise failed
 
+    def __copy__(self) -> DynamicProgram:
+        return self
+
+    def __deepcopy__(self, memo: object) -> DynamicProgram:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TraceError("a program with open extents holds the traced function and cannot be pickled", "pickle program.bind(n=…)")
+
     def __repr__(self) -> str:
         ins = ", ".join(f"{n}: {s.dtype}[{', '.join(map(str, s.shape))}]" for n, s in zip(self.names, self.specs))
         return f"<DynamicProgram {self.name}({ins})>"

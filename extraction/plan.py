@@ -17,6 +17,7 @@ streamed there; the second kernel reduces over "k.o".  Extents of such parts are
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..program import DTYPES, elements
 from ..terms import Index, Term
@@ -117,6 +118,11 @@ class Plan:
     def temporaries(self) -> int:
         """Bytes of the intermediates that lie in memory between kernels."""
         return sum(b.size * DTYPES[b.dtype] for b in self.buffers.values() if b.kind == "temp")
+
+    def __reduce__(self) -> Any:
+        from ..codegen.serial import from_json, to_json
+
+        return from_json, (to_json(self),)  # terms may be nested deeper than pickle can go
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.kernels))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -14,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -589,6 +592,62 @@ def test_saved_kernels_are_whole(folder: Path, tmp_path: Path) -> None:
     assert b"pickle" not in (tmp_path / "k").read_bytes() and json.loads((tmp_path / "k").read_bytes().partition(b"\n")[2])
     with pytest.raises(EqsatError):
         again(X)
+
+
+def test_kernels_go_to_other_processes(folder: Path, tmp_path: Path) -> None:
+    """As what `save` writes and `load` reads."""
+    k = en.optimize(program())
+    k.compile()
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(k, protocol))
+        assert again is not k and again.plan == k.plan and str(again.report()) == str(k.report()) and np.array_equal(again(X), k(X))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert np.array_equal(pool.submit(k, X).result(timeout=60), k(X))
+    k.save(tmp_path / "k")
+    assert (tmp_path / "k").read_bytes() in pickle.dumps(k)
+
+
+def test_a_pickled_kernel_is_believed_as_a_saved_one_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = pickle.dumps(en.optimize(program()))
+    for damaged in (raw.replace(b"float32", b"float64"), raw.replace(b"eqsat-neptune-kernel-1", b"eqsat-neptune-kernel-0")):
+        assert damaged != raw
+        with pytest.raises(EqsatError, match="the pickled kernel is"):
+            pickle.loads(damaged)
+    monkeypatch.setattr(en, "__version__", "9.9")
+    with pytest.raises(EqsatError, match="optimize and save it again with this version"):
+        pickle.loads(raw)
+
+
+def test_a_copy_of_a_kernel_is_the_kernel(folder: Path) -> None:
+    k = en.optimize(program())
+    assert copy.copy(k) is k and copy.deepcopy({"layers": [k]})["layers"][0] is k
+
+
+def test_programs_plans_and_terms_are_what_they_were(folder: Path) -> None:
+    """Equal terms are one object, also those that were pickled."""
+    k = en.optimize(program())
+    t = k.program.outputs[0].term
+    for x in (k.program, k.plan, k.program.outputs, t):
+        assert pickle.loads(pickle.dumps(x)) == x and copy.deepcopy(x) == x
+    assert pickle.loads(pickle.dumps(t)) is t
+
+    def deep(x: Any) -> Any:
+        for _ in range(3000):
+            x = 1.0 - x
+        return x
+
+    p = en.trace(deep, TensorSpec((3,)))
+    assert pickle.loads(pickle.dumps(p)) == p
+
+
+def test_what_holds_a_function_says_what_to_pickle(folder: Path) -> None:
+    p = en.trace(softmax, TensorSpec(("n", 7)))
+    k = en.optimize(p)
+    for x in (p, k):
+        with pytest.raises(EqsatError, match=r"bind\(n=…\)"):
+            pickle.dumps(x)
+        assert copy.deepcopy(x) is x and copy.copy(x) is x
+    assert np.allclose(pickle.loads(pickle.dumps(k.bind(n=5)))(X), k(X))
 
 
 def test_users_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_damaged_text_is_refused_or_means_another_valid_value(which: str) -> Non
         "\x80\x04",
         '{"format":1}',
         "[" * 100_000,
-        '{"format":2,"kind":"Plan","nodes":[],"value":{}}',
+        '{"format":3,"kind":"Plan","nodes":[],"value":{}}',
         '{"format":true,"kind":"Plan","nodes":[],"value":{}}',
         '{"format":1,"kind":"os.system","nodes":[],"value":{}}',
         '{"format":1,"kind":["Plan"],"nodes":[],"value":{}}',
