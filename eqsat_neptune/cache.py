@@ -2,7 +2,7 @@
 
 An entry is a JSON header line (format, key, sha256 of the payload) and the payload.  The key is a digest of everything that the
 payload depends on, this package's own source included, so no entry of another version is ever read.  Trouble with the disk
-costs a warning and time, never a result.
+costs a warning and time, never a result.  What a process that was killed had been writing is removed by one that writes later.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ import functools
 import hashlib
 import json
 import os
+import re
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
 FORMAT = "eqsat-neptune-cache-1"
+STALE = 3600.0  # seconds
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}\.[a-z0-9_]+")  # what `write_atomically` calls a file of the cache until it is whole
+_swept: dict[Path, float] = {}  # cache folder → when this process looked through it
 
 
 def directory() -> Path:
@@ -82,9 +87,34 @@ def write(key: str, payload: bytes) -> None:
     folder = Path("~/.cache/eqsat_neptune")
     try:
         folder = directory()
-        write_atomically(folder / key[:2] / key, [json.dumps(meta).encode(), b"\n", payload])
+        path = folder / key[:2] / key
+        write_atomically(path, [json.dumps(meta).encode(), b"\n", payload])
     except OSError as e:
         warn(f"cache folder {folder} cannot be written ({e.strerror}); set EQSAT_NEPTUNE_CACHE to one that can")
+        return
+    last = _swept.get(folder)
+    if last is None or time.monotonic() - last >= STALE:
+        _swept[folder] = time.monotonic()
+        with contextlib.suppress(OSError):  # of a cache that is being removed, say
+            sweep(folder, path.stat().st_mtime - STALE)
+
+
+def sweep(folder: Path, before: float) -> None:
+    """Remove unfinished files that were last written to before a time by the file system's clock (a write takes milliseconds).  Others
+    may do so at the same time; and a writer that had been stopped for so long finds that it cannot write, and says so."""
+    for inner in _entries(folder):
+        if re.fullmatch("[0-9a-f]{2}", inner.name) and inner.is_dir(follow_symlinks=False):
+            for f in _entries(inner.path):
+                with contextlib.suppress(OSError):
+                    if _UNFINISHED.fullmatch(f.name) and f.is_file(follow_symlinks=False) and f.stat().st_mtime < before:
+                        os.unlink(f.path)
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    """None where another process has removed the folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return list(entries)
+    return []
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:

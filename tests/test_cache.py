@@ -391,6 +391,57 @@ def test_killed_in_the_middle_of_a_write(folder: Path, python: Callable[..., sub
     assert not k.from_cache and np.allclose(k(np.zeros(3, np.float32)), 1) and en.optimize(p).from_cache
 
 
+def test_what_was_being_written_goes_in_time(
+    folder: Path, python: Callable[..., subprocess.Popen[str]], quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_halfway(python(HALF, folder))
+    (left,) = files(folder)
+    en.optimize(program(rms))
+    assert left.exists(), "it may be somebody's who is still writing"
+    inner = left.parent
+    others = [folder / left.name, inner / ("a" * 64), inner / ".notes", inner / f"{left.name}.txt", folder / "notes" / left.name]
+    (folder / "notes").mkdir()
+    for f in others:
+        f.write_text("")
+    outside = folder.parent / left.name
+    outside.write_text("")
+    (inner / ".0123456789abcdef.linked").symlink_to(outside)
+    new = inner / ".0123456789abcdef.abcdefgh"
+    new.write_text("")
+    old = time.time() - cache.STALE - 60
+    for f in (left, outside, *others):
+        os.utime(f, (old, old))
+    en.optimize(program())
+    assert left.exists(), "a process looks once an hour"
+    monkeypatch.setattr(cache, "_swept", {})
+    en.optimize(program(), memory_limit=1 << 20)
+    assert not left.exists() and new.exists() and outside.exists() and all(f.exists() for f in others)
+    assert en.optimize(program()).from_cache
+
+
+@pytest.mark.parametrize("trouble", ["scandir", "unlink"])
+def test_another_process_sweeps_too(folder: Path, quiet: None, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+    """What it removes between our looking and our removing is gone, and so may the folder be."""
+    k = en.optimize(program())
+    left = files(folder)[0].parent / ".0123456789abcdef.abcdefgh"
+    left.write_text("")
+    os.utime(left, (0, 0))
+    real = getattr(os, trouble)
+
+    def late(path: Any, *more: Any) -> Any:
+        if str(path).startswith(str(left if trouble == "unlink" else left.parent)):
+            with contextlib.suppress(OSError):
+                os.remove(left)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return real(path, *more)
+
+    monkeypatch.setattr(cache, "_swept", {})
+    monkeypatch.setattr(os, trouble, late)
+    en.optimize(program(rms))
+    monkeypatch.undo()
+    assert not left.exists() and right(k)
+
+
 def test_killed_in_the_middle_of_saving(folder: Path, python: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     target = tmp_path / "saved"
     en.optimize(program()).save(target)

@@ -5,6 +5,7 @@ what the source says too where its operands have 16 bits; where it has cast them
 have less precision, and float16 less range.  What 16 bits hold anyway (an input of 16 or 8 bits, or a choice between such values) is
 read as it lies, whatever it is cast to.
 """
+
 from __future__ import annotations
 
 import math
@@ -17,12 +18,17 @@ from ..terms import PREDICATES, Term, postorder
 
 WIDE = ("float32", "float64")
 HALVES = ("bfloat16", "float16")
-SHORT = ("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool")               # both 16-bit floats hold these
+SHORT = ("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool")  # both 16-bit floats hold these
 _SELECTS = frozenset({"abs", "neg"})
 
 
-def reads_wide(roots: Collection[Term], sums: Collection[Term], dtypes: Mapping[str, str], others: Collection[str],
-               free: Callable[[Term], frozenset[str]]) -> bool:
+def reads_wide(
+    roots: Collection[Term],
+    sums: Collection[Term],
+    dtypes: Mapping[str, str],
+    others: Collection[str],
+    free: Callable[[Term], frozenset[str]],
+) -> bool:
     """Is one of the sums, as far as the roots need them, a product of matrices with an operand that 16 bits do not hold?
 
     sums: of values that the source has in float32 or float64; dtypes: of the inputs, by name; others: of the outputs; free: the axes
@@ -53,7 +59,7 @@ def _summed(total: Term) -> Iterator[Term]:
         seen.add(t)
         if t.op == "mul":
             yield t
-        elif t.op in ("add", "view") or (t.op == "red" and t.attr[0] == "+"):   # type: ignore[index]
+        elif t.op in ("add", "view") or (t.op == "red" and t.attr[0] == "+"):  # type: ignore[index]
             todo.extend(t.args)
         elif t.op == "where":
             todo.extend(t.args[1:])
@@ -69,7 +75,7 @@ def _factors(product: Term) -> tuple[list[Term], bool]:
         if t.op == "mul":
             todo.extend(t.args)
         elif t.op == "num":
-            plain = plain and abs(t.attr) == 1                                  # type: ignore[arg-type]
+            plain = plain and abs(t.attr) == 1  # type: ignore[arg-type]
         else:
             out.append(t)
     return out, plain
@@ -88,24 +94,24 @@ def _held(terms: list[Term], dtypes: Mapping[str, str], half: str | None) -> set
         below = [a in out for a in t.args]
         match t.op:
             case "input":
-                own = dtypes[t.attr[0]]                                         # type: ignore[index]
+                own = dtypes[t.attr[0]]  # type: ignore[index]
                 good = own in (HALVES if half is None else (half, *SHORT))
             case "view":
                 good = below[0]
             case _ if half is None:
                 good = False
             case "num":
-                good = _fits(t.attr, half)                                      # type: ignore[arg-type]
+                good = _fits(t.attr, half)  # type: ignore[arg-type]
             case "gather":
                 good = below[0]
             case "where":
                 good = all(below[1:])
             case "red":
-                good = t.attr[0] in ("max", "min") and below[0]                 # type: ignore[index]
+                good = t.attr[0] in ("max", "min") and below[0]  # type: ignore[index]
             case "un" | "bi":
                 good = t.attr in PREDICATES or (t.attr in (*_SELECTS, "max", "min") and all(below))
             case "mul":
-                rest = [a for a in t.args if not (a.op == "num" and abs(a.attr) == 1)]         # type: ignore[arg-type]
+                rest = [a for a in t.args if not (a.op == "num" and abs(a.attr) == 1)]  # type: ignore[arg-type]
                 good = len(rest) <= 1 and all(a in out for a in rest)
             case _:
                 good = False
