@@ -345,6 +345,20 @@ class Bodies(Options):
         """The option of each class of a body; None: it is read from memory."""
         return {c: o for c, o in (self.owner[k] for k in bits(s.chosen))}
 
+    def wide(self, s: State) -> bool:
+        """Does the body multiply, in a sum, what may cancel there?  Then it must not round its operands."""
+        cancels = self.r.cancels
+        if not any(cancels):
+            return False
+        for c, o in self.taken(s).items():
+            if o is not None:
+                own = [o.node] if o.kind == "node" and o.node.op == "mul" and self.r.summed[c] else []
+                if any(cancels[a] for m in (*own, o.product, *(m for _, m in o.products)) if m is not None for a in m.args):
+                    return True
+                if o.node.op == "fold" and any(cancels[x] for x in o.children):
+                    return True
+        return False
+
     def needs(self, taken: dict[int, Option | None], c: int) -> int:
         """Bits of the classes that a class is computed from in a body, itself among them."""
         seen, todo = 0, [c]

@@ -13,6 +13,7 @@ from ..codegen.real import FINITE, NONNEG, NONZERO, Real
 from ..graph import Graph, Node
 from ..program import DTYPES, FLOATS, Output, Program, range_of
 from ..rules.payloads import is_payload
+from .cancelling import may_cancel
 from .plan import Buffer
 
 HALF = ("bfloat16", "float16")
@@ -33,6 +34,7 @@ class Classes:
     room      bytes that one intermediate may take
     outputs   class → outputs of the program that it gives (number, output)
     rounds    does the target round what it computes to 16 bits where a product of matrices takes it as an operand?
+    checked   not where rules may have made it so that the rounding shows (cancelling.py)?
     """
 
     graph: Graph
@@ -41,6 +43,7 @@ class Classes:
     room: float = math.inf
     outputs: dict[int, list[tuple[int, Output]]] = field(default_factory=dict)
     rounds: bool = False
+    checked: bool = True
 
     def __post_init__(self) -> None:
         for i, (c, o) in enumerate(zip(self.graph.outputs, self.program.outputs)):
@@ -258,7 +261,7 @@ class Classes:
         """Classes that a rule has made and that nothing reads but products of matrices, as an operand: in one kernel with such a
         product they would be rounded too.  No partial results: those are added up in full precision first.  And none where results
         are wanted in more than 16 bits: there no computed operand is rounded."""
-        if not self.rounds or any(o.dtype in ("float32", "float64") for o in self.program.outputs):
+        if not self._operands_rounded:
             return frozenset()
         readers: dict[int, list[tuple[int, Node]]] = {}
         for c, ns in self.nodes.items():
@@ -289,9 +292,19 @@ class Classes:
             return n.op == "mul" and narrow and all(free[a] <= free[c] for a in n.args)
 
         made = {c for c in readers if c not in self.source and not any("." in a for a in free[c])}
+        made -= self.cancelling[0]
         while others := {c for c in made if not all(operand(c, p, n) or multiple(c, p, n) for p, n in readers[c])}:
             made -= others
         return frozenset(made)
+
+    @property
+    def _operands_rounded(self) -> bool:
+        return self.rounds and not any(o.dtype in ("float32", "float64") for o in self.program.outputs)
+
+    @cached_property
+    def cancelling(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Classes that must not be rounded as factors of what sums add up, and what sums add up."""
+        return may_cancel(self.graph, self.nodes) if self.checked and self._operands_rounded else (frozenset(), frozenset())
 
     @cached_property
     def _products(self) -> frozenset[int]:

@@ -90,7 +90,8 @@ def extract(
     missing = [i for i, c in enumerate(graph.outputs) if c not in nodes]
     if missing:
         raise PlanError(f"no legal form of output {missing[0]} exists", 'numerics="fast" allows forms that may overflow')
-    classes = Classes(graph, program, nodes, model.intermediate, rounds=half is not None)
+    checked = numerics != "fast"
+    classes = Classes(graph, program, nodes, model.intermediate, rounds=half is not None, checked=checked)
     compared, selections = consistent(classes)
     if compared:
         classes = replace(classes, nodes=usable(selections, graph.outputs), outputs={})

@@ -263,7 +263,7 @@ class Pricer:
             for x in [a, a[:-2] + ".o", a[:-2] + ".i"] if a.endswith((".o", ".i")) else [a]:
                 extents[x] = self.extent(x)
         whole = {a: Axis(extents[a], extents[a], role) for a, role in roles.items()}
-        kernel = Kernel("k", stores, whole, extents, wide=self.r.wide)
+        kernel = Kernel("k", stores, whole, extents, wide=self.r.wide or bodies.wide(state))
         try:
             program = lower(kernel, buffers, self.r.compute_dtype)
         except LoweringError:

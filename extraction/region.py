@@ -39,6 +39,8 @@ class Region:
     cut         may the class be stored
     read        may it be read back from there
     dtype       its type in memory
+    cancels     may it, made by a rule, cancel as a factor of what a sum adds up, so that it must not be rounded there?
+    summed      is it a product that a sum adds up?
     known       what is known of its elements, as of `plan.Buffer`
     layout      its axes in the order in which a buffer of our own has them
     outputs     root → arrays of the program that it must fill (others get a buffer of their own)
@@ -54,6 +56,8 @@ class Region:
     dtype: list[str]
     known: list[tuple[str, ...]]
     layout: list[tuple[str, ...]]
+    cancels: list[bool]
+    summed: list[bool]
     extents: dict[str, int]
     inputs: dict[str, Memory]
     outputs: dict[int, tuple[Memory, ...]]
@@ -193,6 +197,8 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory], made: Set[str]
         [cl.dtype(c) for c in classes],
         [cl.known(c) if c in cl.materialisable or c in cone.roots else () for c in classes],
         [tuple(map(axis, cl.layout(c))) if c in cl.materialisable or c in cone.roots else () for c in classes],
+        [c in cl.cancelling[0] for c in classes],
+        [c in cl.cancelling[1] for c in classes],
         {name: cl.program.axes[a] for a, name in names.items()},
         {buffers[x]: Memory(buffers[x], ins[x].shape, ins[x].dtype, (), cl.known_of_inputs[x]) for x in arrays},
         outputs,
@@ -211,6 +217,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory], made: Set[str]
         tuple(region.dtype),
         tuple(region.known),
         tuple(region.layout),
+        tuple(region.cancels),
         tuple(sorted(region.extents.items())),
         tuple(region.inputs.values()),
         tuple(sorted(region.outputs.items())),

@@ -430,7 +430,7 @@ def test_operands_that_the_source_does_not_make_may_overflow_float16(name: str) 
 @pytest.mark.parametrize(("bound", "kept"), [(1e-4, True), (1e-3, True), (0.1, False)])
 def test_operands_that_the_source_does_not_make_may_vanish_in_float16(bound: float, kept: bool) -> None:
     """B·C of (A·B)·C is the smaller one, but where B and C are known to be small it has few digits, or none."""
-    specs = [en.TensorSpec(s, "float16", range=(-r, r)) for s, r in (((256, 16), 1e4), ((16, 256), bound), ((256, 16), bound))]
+    specs = [en.TensorSpec(s, "float16", range=(0, r)) for s, r in (((256, 16), 1e4), ((16, 256), bound), ((256, 16), bound))]
     (form,) = en.optimize(lambda a, b, c: (a @ b) @ c, GPU, specs=specs).form
     assert ("b[a1, a2]·a[a0, a1]" in form) is kept
 
@@ -462,14 +462,16 @@ def test_what_only_matrix_units_read_is_stored_as_they_take_it() -> None:
         y = (x @ a) @ b
         return en.xp.astype(y, en.xp.float32) if exact else y
 
-    def temporaries(fn, target: str, dtype: str = "bfloat16", bound: float = math.inf, numerics: str = "safe") -> set[str]:  # type: ignore[no-untyped-def]
+    def temporaries(fn, target: str, dtype: str = "bfloat16", most: float = math.inf, numerics: str = "safe", least: float = 0) -> set[str]:  # type: ignore[no-untyped-def]
         shapes = (8192, 1024), (1024, 4096), (4096, 64)  # a·b is the small one
-        program = en.trace(fn, *[en.TensorSpec(s, dtype, range=(-bound, bound) if bound < math.inf else None) for s in shapes])
+        program = en.trace(fn, *[en.TensorSpec(s, dtype, range=(least, most)) for s in shapes])
         plan = extract(egraph.saturate(program).graph, program, model_for(target), numerics=numerics).plan
         assert len(plan.kernels) == 2
         return {b.dtype for b in plan.buffers.values() if b.kind == "temp"}
 
     assert temporaries(chain, "cuda:sm_90a") == {"bfloat16"}
+    assert temporaries(chain, "cuda:sm_90a", least=-math.inf) == {"float32"}  # x may take differences of rows of a·b
+    assert temporaries(chain, "cuda:sm_90a", least=-math.inf, numerics="fast") == {"bfloat16"}
     assert temporaries(chain, "cuda:sm_90a", "float16", numerics="fast") == {"float32"}  # a sum of 4096 products may not fit
     assert temporaries(chain, "cuda:sm_90a", "float16", 1.0) == {"float16"}
     assert temporaries(chain, "cuda:sm_90a", "float32") == {"float32"}
