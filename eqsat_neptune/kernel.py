@@ -140,7 +140,9 @@ class Kernel:
             ax = ", ".join(
                 f"{a}:{x.extent}" + (f"/{x.tile}" if x.tile != x.extent else "") + f" {x.role}" for a, x in k.axes.items()
             )
-            choices = ", ".join(f"{n}={v}" for n, v in k.choices.items())
+            choices = ", ".join(
+                [*(f"{n}={v}" for n, v in k.choices.items()), *(["computed operands in float32"] if k.wide else [])]
+            )
             rows.append((k.name, seconds(c.seconds), f"bound by {c.bound}", ax, choices))
         r.sections.append(Section(f"Kernels ({len(plan.kernels)}), predicted {seconds(total.seconds)}", rows))
         parts = sorted(total.parts.items(), key=lambda p: -p[1])

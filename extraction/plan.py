@@ -92,7 +92,7 @@ class Kernel:
             f"{a} {x.extent}" + (f"/{x.tile}" if x.tile != x.extent else "") + f" {x.role}" for a, x in self.axes.items()
         )
         c = f"  {self.cost.seconds * 1e6:.1f} µs, {self.cost.bound}" if self.cost else ""
-        ch = "".join(f", {k}={v}" for k, v in self.choices.items())
+        ch = "".join(f", {k}={v}" for k, v in self.choices.items()) + (", wide" if self.wide else "")
         return f"{self.name}: {ax}{ch}{c}\n" + "\n".join(
             f"    {s.buffer}[{', '.join(map(str, s.index))}] = {s.term}" for s in self.stores
         )

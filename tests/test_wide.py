@@ -112,6 +112,7 @@ def test_operands_stay_wide(target: str) -> None:
     for kernel in (fast, exact):
         assert "contract_plain<" not in calls(kernel) and not any(k.wide for k in kernel.plan.kernels)
     assert fast.cost.seconds < slow.cost.seconds, "the price says so"
+    assert "computed operands in float32" in str(slow.report()) and "computed operands in float32" not in str(fast.report())
     two = en.optimize(traced(lambda x, w: wide(xp.exp(x) @ xp.exp(x)) @ wide(w)), target)
     assert {b.dtype for b in two.plan.buffers.values() if b.kind == "temp"} <= {"float32"}
 
