@@ -16,9 +16,10 @@ are 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from ..extraction.plan import Axis, Buffer
 from ..terms import Affine, Index
@@ -193,20 +194,18 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 
 def operands(s: Stmt) -> tuple[Value, ...]:
     """Values that a statement reads (a loop: the initial values of its carries)."""
-    match s:
-        case Map():
-            return s.args
-        case Reduce():
-            return (s.arg,) + ((s.acc,) if s.acc else ())
-        case Contract():
-            return (s.a, s.b) + ((s.acc,) if s.acc else ())
-        case Gather():
-            return (s.position,)
-        case Store():
-            return (s.arg,)
-        case Loop():
-            return tuple(c.init for c in s.carries)
-    return ()
+    return _OPERANDS[type(s)](s)
+
+
+_OPERANDS: dict[type, Callable[[Any], tuple[Value, ...]]] = {
+    Map: lambda s: s.args,
+    Reduce: lambda s: (s.arg, s.acc) if s.acc else (s.arg,),
+    Contract: lambda s: (s.a, s.b, s.acc) if s.acc else (s.a, s.b),
+    Gather: lambda s: (s.position,),
+    Store: lambda s: (s.arg,),
+    Loop: lambda s: tuple(c.init for c in s.carries),
+    **dict.fromkeys((Load, Const, Iota, Mask), lambda s: ()),
+}
 
 
 def results(s: Stmt) -> tuple[Value, ...]:

@@ -11,10 +11,10 @@ from ..program import DTYPES
 from . import walk as W
 from .base import Array, Sizes, picked
 from .machines import Gpu
+from .tally import ONE, Tally
 
 HALF = ("bfloat16", "float16")
 SMALL_FLOATS = (*HALF, "float8_e4m3fn", "float8_e5m2")
-ONE = np.ones(1)
 LINE = 128  # bytes
 PARTIAL = 0.4  # of the time of a whole line, for each time that the number of lines doubles because blocks share them
 
@@ -32,44 +32,6 @@ FIGURES = (
     "tensor", "ops", "special", "l2", "shared", "per_row_warp", "per_col_warp", "staged", "resident", "rows", "cols", "results", "streamed",
     "fed_rows", "fed_cols", "registers", "dram", "partial", "common",
 )  # fmt: skip
-
-
-class Tally:
-    """Sums of coefficient · array · array · … by resource.  Products of the same arrays (the very objects) are worked out once."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, dict[tuple[int, ...], float]] = {}
-        self._number: dict[int, int] = {}  # of an array, by its identity: in the order in which they come
-        self._arrays: list[Array] = []
-        self._products: dict[tuple[int, ...], Array] = {}
-
-    def add(self, resource: str, amount: float, *arrays: Array) -> None:
-        used = []
-        for x in arrays:
-            if x is not ONE:
-                n = self._number.get(id(x))
-                if n is None:
-                    n = self._number[id(x)] = len(self._arrays)
-                    self._arrays.append(x)
-                used.append(n)
-        if len(used) > 1:
-            used.sort()
-        key = tuple(used)
-        of = self._sums.get(resource)
-        if of is None:
-            of = self._sums[resource] = {}
-        of[key] = of.get(key, 0.0) + amount
-
-    def __getitem__(self, resource: str) -> Array:
-        out = np.zeros(1)
-        for key, amount in self._sums.get(resource, {}).items():
-            if key not in self._products:
-                x = ONE
-                for i in key:
-                    x = x * self._arrays[i]
-                self._products[key] = x
-            out = out + amount * self._products[key]
-        return out
 
 
 class Block:
@@ -311,10 +273,15 @@ class Block:
         width = 8.0 if self.p.compute_dtype == "float64" else 4.0
         worst = np.zeros(1)
         made = W.NOTHING if self.units else W.passing(self.p, self.feeds)  # where products are, what is reduced lies in fragments first
-        for point in W.peaks(self.p, lambda v: bool(v.axes) and v.id not in absent, transient=True, passing=made):
+        pads = {id(x): x for x in (ONE, *self.pad.values())}
+
+        def kind(v: Value) -> tuple[tuple[str, ...], int] | None:
+            return (v.axes, id(self.pad.get(v.id, ONE))) if v.axes and v.id not in absent else None
+
+        for point in W.peaks(self.p, kind, transient=True, passing=made):
             t = Tally()
-            for v in point:
-                t.add("", width, self.sizes.elements(v.axes), self.pad.get(v.id, ONE))
+            for (axes, pad), n in point.items():
+                t.add("", width * n, self.sizes.elements(axes), pads[pad])
             worst = np.maximum(worst, t[""])
         return worst
 

@@ -15,6 +15,7 @@ from ..program import DTYPES
 from . import walk as W
 from .base import Array, Refusal, Scores, Sizes, Work
 from .machines import Cpu
+from .tally import ONE, Tally
 
 # seconds per float32 element beyond plain arithmetic, in units of `Cpu.element`
 FUNCTIONS = {
@@ -107,58 +108,61 @@ class HostModel:
         byte = near + slower  # seconds a byte of elementwise statements
         masks = W.masks(program)
         views = {s.out.id for s in program.statements if isinstance(s, Load)}
-        zero = np.zeros(1)
+        tally = Tally()
+        calls: dict[int, Array] = {}  # calls that an operation counts for, by its number of elements (an array's identity)
+        passes: dict[float, Array] = {}  # seconds an element of elementwise operations, by what they take beside plain arithmetic
 
         def fixed(n: Array) -> Array:
-            """Calls that one on n elements counts for."""
-            return np.where(n < UNLOCKED, 0.3, 1.0)
+            if id(n) not in calls:
+                calls[id(n)] = np.where(n < UNLOCKED, 0.3, 1.0)
+            return calls[id(n)]
 
-        calls, product, elements, special, moved = zero, zero, zero, zero, zero
+        def each(factor: float) -> Array:
+            if factor not in passes:
+                passes[factor] = np.maximum(m.element * factor * width, 8 * width * byte)
+            return passes[factor]
+
+        reduced = np.maximum(m.element, 4 * width * byte)
         for step in steps:
             s, runs = step.stmt, step.runs
             if isinstance(s, Load | Gather):
                 n = sizes.elements(s.out.axes)
-                calls = calls + fixed(n) * runs
-                moved = moved + n * CONVERT.get(dtype[s.buffer], 0.0) * runs
-                if isinstance(s, Gather):
-                    moved = moved + n * 3e-9 * runs
+                tally.add("calls", 1.0, fixed(n), runs)
+                if moved := CONVERT.get(dtype[s.buffer], 0.0) + (3e-9 if isinstance(s, Gather) else 0.0):
+                    tally.add("moved", moved, n, runs)
             elif isinstance(s, Store):
                 n = sizes.elements(tuple(sorted({a for ix in s.index for a in ix.axes if a in sizes.tile})))
-                calls = calls + fixed(n) * runs
+                tally.add("calls", 1.0, fixed(n), runs)
                 fresh = FRESH if program.buffer(s.buffer).kind == "temp" else 0.0
-                moved = moved + n * (CONVERT.get(dtype[s.buffer], 0.0) + DTYPES[dtype[s.buffer]] * (1.0 / m.far + fresh)) * runs
+                tally.add("moved", CONVERT.get(dtype[s.buffer], 0.0) + DTYPES[dtype[s.buffer]] * (1.0 / m.far + fresh), n, runs)
             elif isinstance(s, Contract):
                 t, c = self._product(sizes, s, width)
-                held_parts = [v for v in (s.a, s.b, s.out) if v.id not in views]
-                t = t + sum((sizes.elements(v.axes) for v in held_parts), zero) * 4 * width * slower
-                product, calls = product + t * runs, calls + (c + (s.acc is not None)) * runs
+                tally.add("product", 1.0, t, runs)
+                for v in (s.a, s.b, s.out):
+                    if v.id not in views:
+                        tally.add("product", 4 * width, sizes.elements(v.axes), slower, runs)
+                tally.add("calls", c + (s.acc is not None), runs)
                 if s.acc is not None:
-                    elements = elements + sizes.elements(s.out.axes) * m.element * runs
+                    tally.add("elements", m.element, sizes.elements(s.out.axes), runs)
             elif isinstance(s, Reduce):
-                n = sizes.elements(s.arg.axes)
-                rows = sizes.elements(s.out.axes)
-                calls = calls + 2.0 * fixed(n) * runs
+                n, rows = sizes.elements(s.arg.axes), sizes.elements(s.out.axes)
+                tally.add("calls", 2.0, fixed(n), runs)
+                tally.add("elements", 1.0, n, reduced, runs)
                 lines = np.minimum(rows, n / np.maximum(rows, 1))  # the axis inside is the one that makes them few
-                elements = elements + (n * np.maximum(m.element, 4 * width * byte) + lines * 25e-9) * runs
+                tally.add("elements", 25e-9, lines, runs)
             elif isinstance(s, Map | Mask | Iota):
                 if not s.out.axes:
                     continue
                 n = sizes.elements(s.out.axes)
-                share = (
-                    step.mixed
-                    if isinstance(s, Mask) or (isinstance(s, Map) and s.fn == "where" and s.args[0].id in masks)
-                    else 1.0
-                )
+                masked = isinstance(s, Mask) or (isinstance(s, Map) and s.fn == "where" and s.args[0].id in masks)
+                share = step.mixed if masked else ONE
                 arity = max(len(s.args) - 1, 1) if isinstance(s, Map) and s.fn in ("add", "mul") else 1
-                each = FUNCTIONS.get(s.fn, 1.0) if isinstance(s, Map) else 2.0
-                t = n * np.maximum(m.element * each * width, 8 * width * byte) * arity * share * runs
-                calls = calls + fixed(n) * arity * share * runs
-                if each > 1.5:
-                    special = special + t
-                else:
-                    elements = elements + t
-        iterations = sum((it.runs for it in loops), zero)
-        overhead = m.block + iterations * m.call + calls * m.call
+                factor = FUNCTIONS.get(s.fn, 1.0) if isinstance(s, Map) else 2.0
+                tally.add("calls", arity, fixed(n), share, runs)
+                tally.add("special" if factor > 1.5 else "elements", arity, n, each(factor), share, runs)
+        product, elements, special, moved = (tally[x] for x in ("product", "elements", "special", "moved"))
+        iterations = sum((it.runs for it in loops), np.zeros(1))
+        overhead = m.block + (iterations + tally["calls"]) * m.call
         one = overhead + product + elements + special + moved
         waves = np.where(blocks >= 4 * m.cores, blocks / m.cores, np.ceil(blocks / m.cores))
         traffic = self._traffic(program, sizes) / m.dram
@@ -213,8 +217,9 @@ class HostModel:
         converted = {b.name for b in program.reads if b.dtype in CONVERT}
         views = {s.out.id for s in program.statements if isinstance(s, Load) and s.buffer not in converted}
         worst = np.zeros(1)
-        for point in W.peaks(program, lambda v: bool(v.axes) and v.id not in views, False):
-            worst = np.maximum(worst, sum((sizes.elements(v.axes) for v in point), np.zeros(1)) * 4 * width)
+        for point in W.peaks(program, lambda v: v.axes if v.axes and v.id not in views else None, False):
+            held = sum((n * sizes.elements(axes) for axes, n in point.items()), np.zeros(1))
+            worst = np.maximum(worst, held * 4 * width)
         return worst
 
     def _traffic(self, program: TileProgram, sizes: Sizes) -> Array:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from ..terms import Affine, inner
 from .base import Array, Sizes
 
 SAMPLES = 512
+K = TypeVar("K", bound=Hashable)
 NOTHING: Mapping[int, tuple[Value, ...]] = MappingProxyType({})
 
 
@@ -129,72 +132,80 @@ def passing(program: TileProgram, readers: Mapping[int, list[Stmt]]) -> dict[int
 
 
 def peaks(
-    program: TileProgram, keep: Callable[[Value], bool], transient: bool, passing: Mapping[int, tuple[Value, ...]] = NOTHING
-) -> list[tuple[Value, ...]]:
-    """Sets of values that lie in a block at the same time; only those that may be the largest.  keep: which values count.
+    program: TileProgram, kind: Callable[[Value], K | None], transient: bool, passing: Mapping[int, tuple[Value, ...]] = NOTHING
+) -> list[dict[K, int]]:
+    """How many values of each kind lie in a block at the same time; only what may be the most.  kind: None for values that do not
+    count; those of one kind take the same room.
 
     An elementwise statement and an accumulation work in place; a reduction or product holds its operands beside its result.
     transient: chains of elementwise statements run element by element, so that what is live between them takes no room.
     passing: values that take none either, and what they are made of.
     """
-    points: dict[frozenset[int], None] = {}
-    values: dict[int, Value] = {}
-
+    kinds: dict[K, int] = {}  # kind → its values: sets of values are bits of integers, by their numbers
+    seen = kept = 0
     for s in program.statements:
-        for v in (*results(s), *operands(s)):
-            if v.id not in values and v.id not in passing and keep(v):
-                values[v.id] = v
+        every = (*results(s), *operands(s))
+        if isinstance(s, Loop):
+            every += tuple(v for c in s.carries for v in (c.phi, c.next))
+        for v in every:
+            if not seen >> v.id & 1 and v.id not in passing:
+                seen |= 1 << v.id
+                if (k := kind(v)) is not None:
+                    kinds[k] = kinds.get(k, 0) | 1 << v.id
+                    kept |= 1 << v.id
+    points: dict[int, None] = {}
 
-    def read(s: Stmt) -> set[int]:
+    def bits(values: Iterable[Value]) -> int:
+        out = 0
+        for v in values:
+            out |= 1 << v.id
+        return out
+
+    def read(s: Stmt) -> int:
         if not passing:
-            return {v.id for v in operands(s) if v.id in values}
-        todo, out = list(operands(s)), set()
+            return bits(operands(s)) & kept
+        todo, out = list(operands(s)), 0
         while todo:
             v = todo.pop()
             if v.id in passing:
                 todo.extend(passing[v.id])
-            elif v.id in values:
-                out.add(v.id)
-        return out
+            else:
+                out |= 1 << v.id
+        return out & kept
 
-    def note(live: set[int]) -> None:
-        points[frozenset(live)] = None
-
-    def go(body: tuple[Stmt, ...], live: set[int]) -> set[int]:
+    def go(body: tuple[Stmt, ...], live: int) -> int:
         """Backwards through a body: `live` are the values needed after it; returns those needed before it."""
-        live = set(live)
         for s in reversed(body):
             if isinstance(s, Map) and s.out.id in passing:
                 continue
             if isinstance(s, Loop):
-                carried = {id_: v for c in s.carries for v in (c.phi, c.next) for id_ in (v.id,)}
-                for id_, v in carried.items():
-                    if keep(v):
-                        values[id_] = v
-                live = live - {v.id for v in results(s)}
-                inner = live | ({c.next.id for c in s.carries} & values.keys())
+                phis = bits(c.phi for c in s.carries)
+                live &= ~bits(results(s))
+                inner = live | bits(c.next for c in s.carries) & kept
                 before = go(s.body, inner)
                 # what the body reads from outside is needed in every iteration
-                used = {v.id for x in walk(s.body) for v in operands(x)} - {v.id for x in walk(s.body) for v in results(x)}
-                outside = (used - {c.phi.id for c in s.carries}) & values.keys()
-                if outside - inner:
+                used = bits(v for x in walk(s.body) for v in operands(x)) & ~bits(v for x in walk(s.body) for v in results(x))
+                outside = used & ~phis & kept
+                if outside & ~inner:
                     before = go(s.body, inner | outside)
-                live = (before - {c.phi.id for c in s.carries}) | ({v.id for v in operands(s)} & values.keys())
-                note(live)
+                live = before & ~phis | bits(operands(s)) & kept
+                points[live] = None
                 continue
             args = read(s)
             if isinstance(s, Contract | Reduce):
-                note(live | args if s.acc is None else live | (args - {s.acc.id}))
+                points[live | (args if s.acc is None else args & ~(1 << s.acc.id))] = None
             elif not transient:
-                note(live)
-            live.difference_update([v.id for v in results(s)])
-            live |= args
+                points[live] = None
+            live = live & ~bits(results(s)) | args
         return live
 
-    go(program.body, set())
-    sets = sorted(points, key=len, reverse=True)
-    most = [s for i, s in enumerate(sets) if not any(s < t for t in sets[:i])]
-    return [tuple(values[i] for i in sorted(s)) for s in most]
+    go(program.body, 0)
+    counts = {tuple((p & values).bit_count() for values in kinds.values()) for p in points}
+    most: list[tuple[int, ...]] = []
+    for some in sorted(counts, reverse=True):  # no one is less than another that comes later
+        if not any(all(map(operator.le, some, more)) for more in most):
+            most.append(some)
+    return [{k: n for k, n in zip(kinds, some) if n} for some in most]
 
 
 def feeds(program: TileProgram) -> dict[int, list[Stmt]]:

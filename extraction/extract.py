@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from .. import collecting
 from .. import terms as T
 from ..cost_models.base import CostModel
 from ..errors import PlanError
@@ -67,6 +68,7 @@ class Extraction:
     forbidden: Forbidden | None = None
 
 
+@collecting.put_off()
 def extract(
     graph: Graph,
     program: Program,

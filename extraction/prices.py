@@ -42,13 +42,13 @@ class Prices:
         self.work: dict[int, tuple[Blend, int]] = {}  # … and what that kernel does
         self.kernels: dict[int, int] = {}  # class → classes whose kernels its likely plan has, as bits
         self._memo: dict[int, tuple[float, int]] = {}
-        self._in_memo = 0  # classes that any of its entries rests on
+        self._in_memo = 0  # classes that any of its entries rests on (those it stores, and those whose kernels it has)
 
     def put(self, c: int, floor: float, own: float, work: tuple[Blend, int], kernels: int) -> None:
         self.floor[c], self.own[c], self.work[c], self.kernels[c] = floor, own, work, kernels
         if self._in_memo >> c & 1:
-            self._memo.clear()
-            self._in_memo = 0
+            self._memo = {leaves: (t, made) for leaves, (t, made) in self._memo.items() if not (leaves | made) >> c & 1}
+            self._in_memo &= ~(1 << c)
 
     def bound(self, leaves: int) -> float:
         """No plan stores all of these classes in less time."""
