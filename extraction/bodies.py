@@ -56,11 +56,10 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body that stores some roots, a bound on its kernel's time, and a guess at it.  ended: it is the most fused one, but for what
-    comes of reductions along one axis (`Bodies.ended`)."""
+    """A body that stores some roots, and a guess at its kernel's time.  ended: it is the most fused one, but for what comes of
+    reductions along one axis (`Bodies.ended`)."""
 
     state: State
-    bound: float
     guess: float
     ended: bool = False
 
@@ -136,13 +135,15 @@ class Bodies(Options):
             if o.leaf >= 0 and rank[o.leaf] >= rank[c] and self.r.cut[c]:
                 continue
             partial = [self._start(c, i, o)]
+            axes = self.ax(c) | o.reduced
             for x in o.children:
                 joined: list[State] = []
+                repeats = self._repeats(axes & ~self.ax(x)) - 1
                 for e in self.reach(x):
                     if (e.classes | e.leaves) & me or e.reduced & o.renamed:
                         continue
                     mixed = not e.mixed and self._prepared(x, e, o)
-                    again = max(e.vec[:3]) * (self._repeats((self.ax(c) | o.reduced) & ~self.ax(x)) - 1)
+                    again = max(e.vec[:3]) * repeats if repeats else 0.0
                     for s in partial:
                         if (j := self.join(s, e, mixed, again)) is not None:
                             joined.append(j)
@@ -199,14 +200,18 @@ class Bodies(Options):
         leaves, factors, elements = a.leaves | b.leaves, a.factors | b.factors, a.elements | b.elements
         items = a.items | b.items
         passes = a.passes if a.passes > b.passes else b.passes
-        again = max(a.again, b.again, again)
+        if a.again > again:
+            again = a.again
+        if b.again > again:
+            again = b.again
         mixed = mixed or a.mixed or b.mixed or bool(factors & elements & (self.loaded | leaves))
         score = 0.0
         plain = not (mixed or items & self.affected)
         if plain:  # as `_rate` has it
             most = max(t, o, f, m)
-            work = (most + 0.25 * (t + o + f + m - most)) * (0.5 + 0.5 * passes)
-            score = work + again + self.prices.guess(leaves)
+            score = (most + 0.25 * (t + o + f + m - most)) * (0.5 + 0.5 * passes) + again
+            if leaves:
+                score += self.prices.guess(leaves)
         s = State(
             score,
             a.chosen | b.chosen,
@@ -295,9 +300,7 @@ class Bodies(Options):
             out = [self.shared(s, roots) for s in out]
             known = {s.chosen for s in out}
             ended = [s for s in self.ended(out[0], roots) if s.chosen not in known] if out else []
-            self._roots[roots] = [
-                Body(s, self.bound(s, roots), self.guess(s, roots), last) for some, last in ((out, False), (ended, True)) for s in some
-            ]
+            self._roots[roots] = [Body(s, self.guess(s, roots), last) for some, last in ((out, False), (ended, True)) for s in some]
         return self._roots[roots]
 
     def shared(self, s: State, roots: tuple[int, ...]) -> State:

@@ -184,35 +184,20 @@ class Pricer:
         """The kernel under each assignment of roles that can be lowered."""
         stores, buffers = stores_of(self.r, roots, bodies, state, self.names())
         terms = [s.term for s in stores]
+        held = frozenset(a for s in stores for a in s.term.free) | frozenset(a for s in stores for ix in s.index for a in ix.axes)
+        reduced, sums = reductions(terms)
+        axes = walked_axes(held, reduced)
+        if split is not None and not any(a in split.halves for a in axes):
+            split = None  # it is the same kernel whatever is split
         key = roots, bodies.split, state.leaves, tuple(terms), None if split is None else split.axis
         if key not in self._known:  # other choices may come to the same terms
-            self._known[key] = self._scored(roots, bodies, state, split, stores, buffers, terms)
+            every = itertools.islice(self.assignments(axes, held, reduced, sums, split), 4 * MOST_ROLES)
+            scored = (self.score(roots, bodies, state, stores, buffers, roles, split) for roles in every)
+            self._known[key] = list(itertools.islice((s for s in scored if s is not None), MOST_ROLES))
         elif any(k.bodies is not bodies for k in self._known[key]):  # of another search
             self._known[key] = [k.of(bodies, state) for k in self._known[key]]
             self.reused += 1
         return self._known[key]
-
-    def _scored(
-        self,
-        roots: tuple[int, ...],
-        bodies: Bodies,
-        state: State,
-        split: Split | None,
-        stores: tuple[Store, ...],
-        buffers: dict[str, Buffer],
-        terms: list[Term],
-    ) -> list[Scored]:
-        held = frozenset(a for s in stores for a in s.term.free) | frozenset(a for s in stores for ix in s.index for a in ix.axes)
-        reduced, sums = reductions(terms)
-        axes = walked_axes(held, reduced)
-        out: list[Scored] = []
-        for roles in itertools.islice(self.assignments(axes, held, reduced, sums, split), 4 * MOST_ROLES):
-            s = self.score(roots, bodies, state, stores, buffers, roles, split)
-            if s is not None:
-                out.append(s)
-            if len(out) == MOST_ROLES:
-                break
-        return out
 
     def assignments(
         self, axes: list[str], held: frozenset[str], reduced: frozenset[str], sums: list[frozenset[str]], split: Split | None
@@ -295,13 +280,12 @@ class Pricer:
         return [x for x in out if x is not None]
 
     def sizes(self, program: TileProgram, split: Split | None, single: str = "") -> tuple[Sizes, int]:
-        """All combinations of tile sizes, for every number of parts if the kernel sees the split axis.  A part has no ragged tile."""
-        touched = split if split is not None and any(a in split.halves for a in program.axes) else None
+        """All combinations of tile sizes, for every number of parts if an axis is split.  A part has no ragged tile."""
         extents = {a: self.extent(a) for a in program.axes}
-        if touched is not None and touched.halves[1] in extents:
-            extents[touched.halves[1]] = int(touched.block.max())
+        if split is not None and split.halves[1] in extents:
+            extents[split.halves[1]] = int(split.block.max())
         ladder = thin(self.model.tiles(program, extents) | ({single: (1,)} if single else {}))
-        parts = len(touched.parts) if touched is not None else 1
+        parts = len(split.parts) if split is not None else 1
         axes = list(program.axes)
         which, *grids = np.meshgrid(
             np.arange(parts), *[np.array(ladder[a], float) for a in axes], indexing="ij", sparse=True
@@ -309,15 +293,15 @@ class Pricer:
         tile = dict(zip(axes, grids))
         extent = {a: np.full(1, float(max(self.extent(a), 0))) for a in axes}
         only = None
-        if touched is not None:
-            for name, values in zip(touched.halves, (touched.parts, touched.block)):
+        if split is not None:
+            for name, values in zip(split.halves, (split.parts, split.block)):
                 if name in extent:
                     extent[name] = values[which]
                     if program.axes[name].role == "whole":
                         tile[name] = values[which]
                     elif program.axes[name].role == "grid":
                         tile[name] = np.ones(1)
-            inner = touched.halves[1]
+            inner = split.halves[1]
             if inner in extent:
                 only = np.mod(extent[inner], tile[inner]) == 0
         return Sizes(tile, extent, only), parts

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from .. import terms as T
 from ..cost_models.base import CostModel, Work
@@ -181,15 +182,26 @@ class Options:
 
     def sure(self, items: int) -> Vec:
         """Seconds, by resource, that every kernel with these items takes."""
-        if items not in self._sure:
-            vecs = [self.surely[i] for i in bits(items)]
-            a, b, c, d = (sum(column) for column in zip(*vecs)) if vecs else ZERO
-            for (_, size), ways in self.arrays.items():
-                read = [self.surely[i][3] for i in ways if items >> i & 1]
-                if len(read) > 1:  # no more than the array has, however many ways it is read in
-                    d -= max(sum(read) - size * self.rate[3], 0.0)
-            self._sure[items] = a, b, c, d
-        return self._sure[items]
+        found = self._sure.get(items)
+        if found is None:
+            t = o = s = m = 0.0
+            surely = self.surely
+            for i in bits(items):
+                a, b, c, d = surely[i]
+                t, o, s, m = t + a, o + b, s + c, m + d
+            for ways, seconds in self._read_again:
+                read = items & ways
+                if read & (read - 1):  # no more than the array has, however many ways it is read in
+                    m -= max(sum(surely[i][3] for i in bits(read)) - seconds, 0.0)
+            found = self._sure[items] = t, o, s, m
+        return found
+
+    @cached_property
+    def _read_again(self) -> list[tuple[int, float]]:
+        """Arrays that may be read in several ways: these items, and the seconds that it takes to read the array once."""
+        return [
+            (self.union(1 << i for i in ways), size * self.rate[3]) for (_, size), ways in self.arrays.items() if len(ways) > 1
+        ]
 
     def vec(self, items: int) -> Vec:
         """Seconds of a set of items, by resource."""

@@ -78,16 +78,18 @@ class _Plans:
 
 @dataclass(slots=True)
 class _Next:
-    """A kernel to try: guess and bound of the whole plan with it, its roots and body, what is left to store, the least time that
-    this takes if the guess at it is not much too high, and whether the body is one that others are to be checked by."""
+    """A kernel to try: guess at the whole plan with it, bound on what is left to store, the kernel's roots and body, what is left,
+    the least time that this takes if the guess at it is not much too high, and whether the body is one that others are to be
+    checked by."""
 
     guess: float
-    bound: float
+    floor: float
     roots: tuple[int, ...]
     state: State
     rest: frozenset[int]
     after: float
     ended: bool
+    bound: float | None = None  # (once asked for) of any plan with this kernel
 
 
 class Search:
@@ -223,7 +225,7 @@ class Search:
             limit = min(budget, least * slack)
             if HOPEFUL * o.guess >= min(budget, least * NEAR):
                 break  # and so are all that follow
-            if o.bound >= limit or HOPEFUL * o.guess >= limit:
+            if HOPEFUL * o.guess >= limit or self._bound(o) >= limit:
                 continue
             before = tried.setdefault((o.roots, o.state.leaves), [])
             if before and (len(before) >= 2 or abs(o.state.score - before[0]) <= TIE * before[0]):
@@ -310,9 +312,8 @@ class Search:
                 if mask not in ahead:
                     ahead[mask] = self._floor(mask), self.prices.guess(mask), frozenset(bits(mask))
                 floor, later, rest = ahead[mask]
-                if math.isfinite(b.bound + floor):
-                    after = max(floor, HOPEFUL * later)
-                    out.append(_Next(b.guess + later, b.bound + floor, group, b.state, rest, after, b.ended))
+                if math.isfinite(floor):
+                    out.append(_Next(b.guess + later, floor, group, b.state, rest, max(floor, HOPEFUL * later), b.ended))
         return sorted(out, key=lambda o: (o.guess, o.roots, o.state.chosen))
 
     def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
@@ -343,6 +344,12 @@ class Search:
                     self._view(axis)
             self._views[split] = Bodies(self.r, self.model, split, self.prices)
         return self._views[split]
+
+    def _bound(self, o: _Next) -> float:
+        """Bound on the time that any plan with this kernel takes."""
+        if o.bound is None:
+            o.bound = self._view(self.partial.get(o.roots[0])).bound(o.state, o.roots) + o.floor
+        return o.bound
 
     def _floor(self, classes: int) -> float:
         """Bound on the time that any plan takes to store these classes (bits)."""
