@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ..cost_models.base import CostModel
 from .options import Option, Options, Vec
@@ -19,6 +20,7 @@ WIDE = 32  # … of a class that a kernel stores
 LIGHT = 0.02  # of a pass: reducing an axis again without a product of tensors
 BLOCK = 256  # elements of an axis that a block holds at most, for guesses
 ROUNDS = 3  # through a graph with cycles
+BEST_FIRST = attrgetter("score", "chosen")
 
 
 @dataclass(slots=True)
@@ -54,14 +56,24 @@ class State:
     again: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
     """A body that stores some roots, and a guess at its kernel's time.  ended: it is the most fused one, but for what comes of
     reductions along one axis (`Bodies.ended`)."""
 
+    by: Bodies
+    roots: tuple[int, ...]
     state: State
     guess: float
     ended: bool = False
+    _bound: float | None = None
+
+    @property
+    def bound(self) -> float:
+        """Bound on its kernel's time (worked out for few of all bodies)."""
+        if self._bound is None:
+            self._bound = self.by.bound(self.state, self.roots)
+        return self._bound
 
 
 class Bodies(Options):
@@ -206,7 +218,7 @@ class Bodies(Options):
             again = b.again
         mixed = mixed or a.mixed or b.mixed or bool(factors & elements & (self.loaded | leaves))
         score = 0.0
-        plain = not (mixed or items & self.affected)
+        plain = not mixed and not (items & self.affected and factors & self.long & (self.loaded | leaves))
         if plain:  # as `_rate` has it
             most = max(t, o, f, m)
             score = (most + 0.25 * (t + o + f + m - most)) * (0.5 + 0.5 * passes) + again
@@ -263,7 +275,7 @@ class Bodies(Options):
         """The best states, few for each set of leaves; the most fused ones always stay."""
         if len(states) <= 1:
             return states
-        states.sort(key=lambda s: (s.score, s.chosen))
+        states.sort(key=BEST_FIRST)
         least = min(s.leaves.bit_count() for s in states)
         out: list[State] = []
         count: dict[tuple[int, float], int] = {}
@@ -300,7 +312,9 @@ class Bodies(Options):
             out = [self.shared(s, roots) for s in out]
             known = {s.chosen for s in out}
             ended = [s for s in self.ended(out[0], roots) if s.chosen not in known] if out else []
-            self._roots[roots] = [Body(s, self.guess(s, roots), last) for some, last in ((out, False), (ended, True)) for s in some]
+            self._roots[roots] = [
+                Body(self, roots, s, self.guess(s, roots), last) for some, last in ((out, False), (ended, True)) for s in some
+            ]
         return self._roots[roots]
 
     def shared(self, s: State, roots: tuple[int, ...]) -> State:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..cost_models.base import CostModel, Work
 from ..program import DTYPES
-from .bodies import Bodies, State
+from .bodies import Bodies, Body, State
 from .kernels import Pricer, Scored, Split
 from .plan import Buffer
 from .prices import Prices, bits
@@ -78,18 +78,14 @@ class _Plans:
 
 @dataclass(slots=True)
 class _Next:
-    """A kernel to try: guess at the whole plan with it, bound on what is left to store, the kernel's roots and body, what is left,
-    the least time that this takes if the guess at it is not much too high, and whether the body is one that others are to be
-    checked by."""
+    """A kernel to try: guess at the whole plan with it, bound on what is left to store, the kernel's body, what is left, and the least
+    time that this takes if the guess at it is not much too high."""
 
     guess: float
     floor: float
-    roots: tuple[int, ...]
-    state: State
+    body: Body
     rest: frozenset[int]
     after: float
-    ended: bool
-    bound: float | None = None  # (once asked for) of any plan with this kernel
 
 
 class Search:
@@ -225,19 +221,22 @@ class Search:
             limit = min(budget, least * slack)
             if HOPEFUL * o.guess >= min(budget, least * NEAR):
                 break  # and so are all that follow
-            if HOPEFUL * o.guess >= limit or self._bound(o) >= limit:
+            if HOPEFUL * o.guess >= limit or o.body.bound + o.floor >= limit:
                 continue
-            before = tried.setdefault((o.roots, o.state.leaves), [])
-            if before and (len(before) >= 2 or abs(o.state.score - before[0]) <= TIE * before[0]):
+            body, score = o.body, o.body.state.score
+            before = tried.setdefault((body.roots, body.state.leaves), [])
+            if before and (len(before) >= 2 or abs(score - before[0]) <= TIE * before[0]):
                 continue
             if math.isfinite(limit):
                 if self.pricer.statements >= self.limits.statements:
                     break
+                if done >= most and not top:
+                    break
                 # … but for this one, if those before it took much more than guessed
-                if done >= most and not (top and o.ended and o.guess < HOPEFUL * limit):
+                if done >= most and not (body.ended and o.guess < HOPEFUL * limit):
                     continue
-            before.append(o.state.score)
-            kernels = self._kernels(o.roots, o.state)
+            before.append(score)
+            kernels = self._kernels(body.roots, body.state)
             if not kernels:
                 continue
             done += not (top and id(kernels) in self._known)  # those cost nothing
@@ -313,8 +312,8 @@ class Search:
                     ahead[mask] = self._floor(mask), self.prices.guess(mask), frozenset(bits(mask))
                 floor, later, rest = ahead[mask]
                 if math.isfinite(floor):
-                    out.append(_Next(b.guess + later, floor, group, b.state, rest, max(floor, HOPEFUL * later), b.ended))
-        return sorted(out, key=lambda o: (o.guess, o.roots, o.state.chosen))
+                    out.append(_Next(b.guess + later, floor, b, rest, max(floor, HOPEFUL * later)))
+        return sorted(out, key=lambda o: (o.guess, o.body.roots, o.body.state.chosen))
 
     def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
         """The body under every assignment of roles that can be lowered, priced."""
@@ -344,12 +343,6 @@ class Search:
                     self._view(axis)
             self._views[split] = Bodies(self.r, self.model, split, self.prices)
         return self._views[split]
-
-    def _bound(self, o: _Next) -> float:
-        """Bound on the time that any plan with this kernel takes."""
-        if o.bound is None:
-            o.bound = self._view(self.partial.get(o.roots[0])).bound(o.state, o.roots) + o.floor
-        return o.bound
 
     def _floor(self, classes: int) -> float:
         """Bound on the time that any plan takes to store these classes (bits)."""
