@@ -25,6 +25,8 @@ from .region import Region, axis_key
 
 NEAR = 1.15  # plans this close are beyond what a model can tell apart: the one with least intermediate memory is taken
 HOPEFUL = 0.6  # a guess may be this much too high: what it says is worse by more is not tried
+LEARNT = 0.8  # … and where bodies of its kind took more than was guessed, so much of what the least of them took for its guess
+ENOUGH = 2  # such bodies
 BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
 PAIRS = 3  # mates tried one by one
 CLOSE = 0.03  # share of a plan's time that may be missing because a small kernel is not printed as it is priced
@@ -120,6 +122,7 @@ class Search:
         self._complete: list[Choice] = []
         self._split: Split | None = None
         self._memo: dict[frozenset[int], _Plans] = {}
+        self._ratios: dict[tuple, dict[int, float]] = {}  # by kind: of bodies that were priced (by choices), time for guess
 
     # ---- entry
     def run(self, budget: float = math.inf) -> Found | None:
@@ -221,9 +224,12 @@ class Search:
             limit = min(budget, least * slack)
             if HOPEFUL * o.guess >= min(budget, least * NEAR):
                 break  # and so are all that follow
-            if HOPEFUL * o.guess >= limit or o.body.bound + o.floor >= limit:
-                continue
             body, score = o.body, o.body.state.score
+            if HOPEFUL * o.guess >= limit or body.bound + o.floor >= limit:
+                continue
+            if HOPEFUL * (o.guess - body.guess) + self._hopeful(body) * body.guess >= limit:
+                done += 1  # as good as tried
+                continue
             before = tried.setdefault((body.roots, body.state.leaves), [])
             if before and (len(before) >= 2 or abs(score - before[0]) <= TIE * before[0]):
                 continue
@@ -241,6 +247,7 @@ class Search:
                 continue
             done += not (top and id(kernels) in self._known)  # those cost nothing
             took = self._took(kernels, n)
+            self._ratios.setdefault(kind(body), {})[body.state.chosen] = float(took.min()) / body.guess
             if n == 1:
                 room = min(limit, float(best.seconds[0]) * slack) - float(took[0])
             else:
@@ -251,7 +258,7 @@ class Search:
                 least = self._to_beat(best, top)
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
-        if not np.isfinite(best.seconds).any() and not math.isfinite(budget):
+        if not (self._complete or np.isfinite(best.seconds).any() or math.isfinite(budget)):
             self._unfused(best, wanted, depth)
         return best
 
@@ -315,6 +322,11 @@ class Search:
                     out.append(_Next(b.guess + later, floor, b, rest, max(floor, HOPEFUL * later)))
         return sorted(out, key=lambda o: (o.guess, o.body.roots, o.body.state.chosen))
 
+    def _hopeful(self, body: Body) -> float:
+        """What share of the guess at its kernel is believed."""
+        ratios = self._ratios.get(kind(body), {})
+        return max(HOPEFUL, LEARNT * min(ratios.values())) if len(ratios) >= ENOUGH else HOPEFUL
+
     def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
         """The body under every assignment of roles that can be lowered, priced."""
         bodies = self._view(self.partial.get(roots[0]))
@@ -372,6 +384,11 @@ class Search:
                 and bool(self._below[a] & self._below[b])
             )
         return self._mate_memo[key]
+
+
+def kind(body: Body) -> tuple:
+    """Bodies of one kind have the same main root, reduce the same axes and do so as often: guesses at them err alike."""
+    return body.by.split, body.roots[0], body.state.reduced, body.state.passes
 
 
 def below(region: Region) -> list[int]:
