@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ..codegen.tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Store, TileProgram, Value
 from ..program import DTYPES
 from . import walk as W
-from .base import Array, Sizes, picked
+from .base import Array, Sizes, clip
 from .machines import Gpu
 from .tally import ONE, Tally
 
@@ -52,6 +53,8 @@ class Block:
     dram                        bytes that the whole kernel moves between memory and the chip
     partial                     what is to be added to them where loads, not copies of whole boxes, share lines with other blocks' loads
     common                      … of `l2`: what is read element by element and is the same for all blocks
+    heavy, streams              does it anything on matrix units; does it load tiles in loops, at any point
+    read                        by buffer: elements that the whole kernel reads at least once
     runs                        how often a block does each load and each product on matrix units, by the statement's identity
     """
 
@@ -81,23 +84,24 @@ class Block:
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
         self.staged, self.resident = t["staged"], t["resident"]
+        self.heavy = bool(np.any(self.tensor > 0))
+        self.streams = bool(np.any(self.staged > 0))
+        self.read = W.unique_elements(program, sizes)
         self.registers = self._registers()
         self.dram = self._dram(blocks)
         self.partial = self._partial()
         self.common = self._common()
 
-    def at(self, where: Array) -> Block:
-        """The block at some points alone, given by their numbers."""
-
-        def of(x: Array) -> Array:
-            return picked(self.sizes.flat(x), where)
-
+    def at(self, where: Array, of: Callable[[Array], Array]) -> Block:
+        """The block at some points alone, given by their numbers; of: takes their entries of an array (`Sizes.picker`)."""
         out = copy(self)
         out.sizes = self.sizes.pick(where)
         for name in FIGURES:
             setattr(out, name, of(getattr(self, name)))
         out.pieces = [(run, of(n)) for run, n in self.pieces]
-        out.runs = {key: of(runs) for key, runs in self.runs.items()}
+        every = {id(runs): runs for runs in self.runs.values()}  # statements of a loop have the same
+        some = {key: of(runs) for key, runs in every.items()}
+        out.runs = {key: some[id(runs)] for key, runs in self.runs.items()}
         return out
 
     # ---- matrix units
@@ -207,7 +211,7 @@ class Block:
         key = (("sectors", last, width),)
         if key not in self._whole:
             run = np.maximum(self.sizes.tile[last] * width, 1.0)  # type: ignore[index]
-            self._whole[key] = np.maximum(1.0, 32.0 / run) + 0.1 * np.clip(np.log2(128.0 / run), 0.0, 2.0)
+            self._whole[key] = np.maximum(1.0, 32.0 / run) + 0.1 * clip(np.log2(128.0 / run), 0.0, 2.0)
         return self._whole[key]
 
     def _lines(self, s: Load) -> Array:
@@ -290,7 +294,7 @@ class Block:
         m, sizes = self.m, self.sizes
         width = {x: DTYPES[d] for x, d in self.dtype.items()}
         total = self.tally["gathered"] * blocks
-        for x, n in W.unique_elements(self.p, sizes).items():
+        for x, n in self.read.items():
             total = total + n * width[x]
         far = np.where(total > m.l2_bytes, 0.04, 0.0)
         mine: dict[str, Array] = {}
@@ -325,8 +329,7 @@ class Block:
         for s in self.statements:
             if isinstance(s, Load):
                 slow[s.buffer] = np.maximum(slow.get(s.buffer, 1.0), self._lines(s))
-        read = W.unique_elements(self.p, self.sizes)
-        return sum((n * DTYPES[self.dtype[x]] * (slow[x] - 1.0) for x, n in read.items()), np.zeros(1))
+        return sum((n * DTYPES[self.dtype[x]] * (slow[x] - 1.0) for x, n in self.read.items()), np.zeros(1))
 
     def _common(self) -> Array:
         total = np.zeros(1)

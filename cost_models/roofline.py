@@ -15,7 +15,7 @@ from ..codegen.tile import Contract, Load, Store, TileProgram
 from ..extraction.plan import Buffer
 from . import walk as W
 from . import warpgroups
-from .base import Array, Prices, Printed, Refusal, Scores, Sizes, Work, picked
+from .base import Array, Prices, Printed, Refusal, Scores, Sizes, Work, clip
 from .block import HALF, Block
 from .by_element import ByElement
 from .machines import Gpu
@@ -183,7 +183,7 @@ class Roofline:
         last = blocks - whole
 
         def rate(n: Array) -> Array:
-            active = np.clip(n, 1.0, m.sms)
+            active = clip(n, 1.0, m.sms)
             pull = np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / (m.latency + piece / m.pull))
             asked = active * pull * share / m.dram
             square = asked * asked
@@ -223,8 +223,9 @@ class Roofline:
         pieces = np.split(where, range(CHUNK, len(where), CHUNK)) if not detail else [where]
         found: list[dict[Way, tuple[Array, dict[str, Array]]]] = []
         for piece in pieces:
-            some = b.at(piece)
-            n, t, y, x = (picked(sizes.flat(v), piece) for v in (blocks, trips, again, alive))
+            of = sizes.picker(piece)
+            some = b.at(piece, of)
+            n, t, y, x = map(of, (blocks, trips, again, alive))
             ways = self._ways(some, loops, n, t, y, x, shared, detail)
             if pipeline is not None:
                 names = next(iter(ways.values()))[1].keys()
@@ -267,7 +268,7 @@ class Roofline:
         m, sizes = self.machine, b.sizes
         pieces = sum((np.minimum(run, n / (WARPS[-1] * m.warp)) for run, n in b.pieces), np.zeros(1))
         ok = self._registers(b, b.registers, pieces, np.array(WARPS[-1] * m.warp)) <= m.registers_thread
-        depth = min(STAGES[0], m.stages) if np.any(b.staged > 0) else 1
+        depth = min(STAGES[0], m.stages) if b.streams else 1
         ok = ok & (b.resident + b.staged * depth <= m.shared_block)
         if pipeline is not None:
             ok = ok | warpgroups.fits(pipeline, sizes)
@@ -278,7 +279,7 @@ class Roofline:
 
     def _registers(self, b: Block, held: Array, pieces: Array, threads: Array) -> Array:
         """Of one thread."""
-        return np.asarray(np.ceil((held / 4.0 / threads + pieces + (48 if np.any(b.tensor > 0) else 28)) / 8.0) * 8.0)
+        return np.asarray(np.ceil((held / 4.0 / threads + pieces + (48 if b.heavy else 28)) / 8.0) * 8.0)
 
     def _ways(
         self,
@@ -294,13 +295,13 @@ class Roofline:
         """Seconds at every point, and parts if asked for, for each number of warps, stages and blocks in a cluster."""
         m, sizes = self.machine, b.sizes
         tiled = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
-        heavy, streams = bool(np.any(b.tensor > 0)), bool(np.any(b.staged > 0))
+        heavy, streams = b.heavy, b.streams
         tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
         ops = m.ops64 if b.p.compute_dtype == "float64" else m.ops
         # what is small and the same for all blocks stays in the first-level cache, beside what streams through
         common = np.where(b.common <= m.l1 / 2, b.common, 0.0) if not streams else np.zeros(1)
         l2, dram = b.l2 - common, b.dram + b.partial
-        share_of_memory = np.clip(dram / np.maximum(l2 * blocks, 1.0), 1e-3, 1.0)
+        share_of_memory = clip(dram / np.maximum(l2 * blocks, 1.0), 1e-3, 1.0)
         whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special)]
         out: dict[Way, tuple[Array, dict[str, Array]]] = {}
         # all numbers of warps and of stages at once: arrays have these two axes before that of the points
@@ -310,7 +311,7 @@ class Roofline:
         depths = sorted({min(n, m.stages) for n in STAGES}) if streams else [1]
         stages = np.array(depths)[None, :, None]
         threads = warps * m.warp
-        row_warps = np.clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
+        row_warps = clip(np.ceil(b.rows / m.fragment[0]), 1.0, warps)
         apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
         own = b.results - b.streamed if b.fed else b.results
         joined = 4.0 * warps * own  # bytes: in the end they join their sums
@@ -323,7 +324,7 @@ class Roofline:
             fits = fits & (shares | (tiles >= warps) | (wanted == WARPS[0]))
         used = b.resident + b.staged * stages
         resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
-        resident = np.clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
+        resident = clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
         fits = fits & (used <= m.shared_block) & (resident >= 1)
         room = np.maximum(resident, 1.0)
         few, many = m.overlap
@@ -333,7 +334,7 @@ class Roofline:
             count, iterations = blocks * cluster, trips / cluster
             per_sm = tiled if cluster == 1 else np.ceil(count / m.sms)
             # the second-level cache serves fewer multiprocessors faster
-            working = np.clip(count, 1.0, m.sms)
+            working = clip(count, 1.0, m.sms)
             whole_l2 = l2 / np.minimum(m.l2 / working, np.maximum(m.l2 / m.sms, ALONE * m.pull))
             fixed = [x / cluster for x in (*whole, whole_l2)]
             shared = ((b.shared + common + passed) / cluster + np.where(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
@@ -345,8 +346,8 @@ class Roofline:
             busy, spent = reduce(np.maximum, units), sum(units)
             # copies that are asynchronous run beside everything else
             total = sum(t for t in time if not (streams and m.stages > 1 and t is fixed[3]))
-            together = np.clip(np.minimum(resident, np.ceil(count / m.sms)), 1, None)
-            share = few + (many - few) * np.clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
+            together = np.maximum(np.minimum(resident, np.ceil(count / m.sms)), 1.0)
+            share = few + (many - few) * clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
             compute = per_sm * np.maximum(most, most + share * (total - most))
             latency = np.ceil(count / (m.sms * room)) * (iterations * m.step + (1 + again) * m.block)  # copies of an inner loop begin anew
             flight = b.staged * np.maximum(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)

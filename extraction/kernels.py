@@ -287,10 +287,9 @@ class Pricer:
         ladder = thin(self.model.tiles(program, extents) | ({single: (1,)} if single else {}))
         parts = len(split.parts) if split is not None else 1
         axes = list(program.axes)
-        which, *grids = np.meshgrid(
-            np.arange(parts), *[np.array(ladder[a], float) for a in axes], indexing="ij", sparse=True
-        )
-        tile = dict(zip(axes, grids))
+        several = [a for a in axes if len(ladder[a]) > 1]  # only these are axes of the grid of points
+        which, *grids = np.meshgrid(np.arange(parts), *[np.array(ladder[a], float) for a in several], indexing="ij", sparse=True)
+        tile = {a: np.array(ladder[a], float) for a in axes} | dict(zip(several, grids))
         extent = {a: np.full(1, float(max(self.extent(a), 0))) for a in axes}
         only = None
         if split is not None:
