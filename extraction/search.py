@@ -218,27 +218,34 @@ class Search:
         top, done = depth == 0, 0
         most = max(self.limits.bodies >> depth, 3) if top or len(self._memo) <= self.limits.sets else 1
         tried: dict[tuple, list[float]] = {}
-        least = self._to_beat(best, top)
+
+        def limits() -> tuple[float, float]:
+            """Seconds from which a plan is no use; the second where it needs no intermediate memory."""
+            least = self._to_beat(best, top)
+            return min(budget, least), min(budget, least * NEAR)
+
+        useless, near = limits()
         for o in self._options(wanted):
-            slack = NEAR if top and not o.rest else 1.0  # a single kernel needs no intermediate memory
-            limit = min(budget, least * slack)
-            if HOPEFUL * o.guess >= min(budget, least * NEAR):
+            hoped = HOPEFUL * o.guess
+            if hoped >= near:
                 break  # and so are all that follow
-            body, score = o.body, o.body.state.score
-            if HOPEFUL * o.guess >= limit or body.bound + o.floor >= limit:
+            if done >= most and not top and math.isfinite(useless):
+                break
+            alone = top and not o.rest  # a single kernel needs none
+            limit, body = near if alone else useless, o.body
+            if hoped >= limit or body.bound + o.floor >= limit:
                 continue
             if HOPEFUL * (o.guess - body.guess) + self._hopeful(body) * body.guess >= limit:
                 done += 1  # as good as tried
                 continue
+            score = body.state.score
             before = tried.setdefault((body.roots, body.state.leaves), [])
             if before and (len(before) >= 2 or abs(score - before[0]) <= TIE * before[0]):
                 continue
             if math.isfinite(limit):
                 if self.pricer.statements >= self.limits.statements:
                     break
-                if done >= most and not top:
-                    break
-                # … but for this one, if those before it took much more than guessed
+                # as many as may be tried, but for this one, if those before it took much more than guessed
                 if done >= most and not (body.ended and o.guess < HOPEFUL * limit):
                     continue
             before.append(score)
@@ -248,6 +255,7 @@ class Search:
             done += not (top and id(kernels) in self._known)  # those cost nothing
             took = self._took(kernels, n)
             self._ratios.setdefault(kind(body), {})[body.state.chosen] = float(took.min()) / body.guess
+            slack = NEAR if alone else 1.0
             if n == 1:
                 room = min(limit, float(best.seconds[0]) * slack) - float(took[0])
             else:
@@ -255,7 +263,7 @@ class Search:
                 room = float((np.minimum(limit, best.seconds * slack) - np.where(fits, took, 0.0))[fits].max(initial=-math.inf))
             if o.after < room:
                 self._extend(best, kernels, self.solve(o.rest, room, depth + 1), top)
-                least = self._to_beat(best, top)
+                useless, near = limits()
             if self.tick is not None:
                 self.tick(self.pricer.lowerings)
         if not (self._complete or np.isfinite(best.seconds).any() or math.isfinite(budget)):
