@@ -81,7 +81,8 @@ class Sizes:
     def pick(self, where: Array) -> Sizes:
         """These points alone, given by their numbers."""
         of = self.picker(where)
-        return Sizes(*({a: of(x) for a, x in d.items()} for d in (self.tile, self.extent)))
+        tile, extent = ({a: of(x) for a, x in d.items()} for d in (self.tile, self.extent))
+        return Sizes(tile, extent)
 
     def trips(self, axis: str) -> Array:
         if axis not in self._trips:

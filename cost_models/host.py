@@ -218,8 +218,8 @@ class HostModel:
         views = {s.out.id for s in program.statements if isinstance(s, Load) and s.buffer not in converted}
         worst = np.zeros(1)
         for point in W.peaks(program, lambda v: v.axes if v.axes and v.id not in views else None, False):
-            held = sum((n * sizes.elements(axes) for axes, n in point.items()), np.zeros(1))
-            worst = np.maximum(worst, held * 4 * width)
+            elements = sum((n * sizes.elements(axes) for axes, n in point.items()), np.zeros(1))
+            worst = np.maximum(worst, elements * 4 * width)
         return worst
 
     def _traffic(self, program: TileProgram, sizes: Sizes) -> Array:

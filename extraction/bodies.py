@@ -218,7 +218,7 @@ class Bodies(Options):
             again = b.again
         mixed = mixed or a.mixed or b.mixed or bool(factors & elements & (self.loaded | leaves))
         score = 0.0
-        plain = not mixed and not (items & self.affected and factors & self.long & (self.loaded | leaves))
+        plain = not (mixed and self.slow > 1.0) and not (items & self.affected and factors & self.long & (self.loaded | leaves))
         if plain:  # as `_rate` has it
             most = max(t, o, f, m)
             score = (most + 0.25 * (t + o + f + m - most)) * (0.5 + 0.5 * passes) + again

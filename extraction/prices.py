@@ -45,8 +45,9 @@ class Prices:
         self._in_memo = 0  # classes that any of its entries rests on (those it stores, and those whose kernels it has)
 
     def put(self, c: int, floor: float, own: float, work: tuple[Blend, int], kernels: int) -> None:
+        known = self.own.get(c) == own and self.work.get(c) == work and self.kernels.get(c) == kernels
         self.floor[c], self.own[c], self.work[c], self.kernels[c] = floor, own, work, kernels
-        if self._in_memo >> c & 1:
+        if self._in_memo >> c & 1 and not known:
             self._memo = {leaves: (t, made) for leaves, (t, made) in self._memo.items() if not (leaves | made) >> c & 1}
             self._in_memo &= ~(1 << c)
 

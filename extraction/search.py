@@ -25,8 +25,9 @@ from .region import Region, axis_key
 
 NEAR = 1.15  # plans this close are beyond what a model can tell apart: the one with least intermediate memory is taken
 HOPEFUL = 0.6  # a guess may be this much too high: what it says is worse by more is not tried
-LEARNT = 0.8  # … and where bodies of its kind took more than was guessed, so much of what the least of them took for its guess
-ENOUGH = 2  # such bodies
+LEARNT = 0.8  # … and where bodies of its kind took more than was guessed, so much of what the least of them took for its guess, …
+ENOUGH = 2  # … of so many bodies, …
+MOST_LEARNT = 1.3  # … up to so much of a guess: what is far too low (on hosts, mostly) errs by more than others of the kind say
 BESIDE = 1024  # elements along axes that one root of a kernel has and another has not
 PAIRS = 3  # mates tried one by one
 CLOSE = 0.03  # share of a plan's time that may be missing because a small kernel is not printed as it is priced
@@ -333,7 +334,7 @@ class Search:
     def _hopeful(self, body: Body) -> float:
         """What share of the guess at its kernel is believed."""
         ratios = self._ratios.get(kind(body), {})
-        return max(HOPEFUL, LEARNT * min(ratios.values())) if len(ratios) >= ENOUGH else HOPEFUL
+        return max(HOPEFUL, min(MOST_LEARNT, LEARNT * min(ratios.values()))) if len(ratios) >= ENOUGH else HOPEFUL
 
     def _kernels(self, roots: tuple[int, ...], s: State) -> list[Scored]:
         """The body under every assignment of roles that can be lowered, priced."""

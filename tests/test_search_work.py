@@ -39,11 +39,6 @@ SLOWEST = (
     "layers1",
 )
 
-# Seconds that a quiet machine takes at the most: 0.75 of all others; 1.5 of performer (up to 16 numbers of parts, with tensors side by
-# side and without), 1.2 of nearest_neighbours (kernels of 100 statements), 1.0 of topk_gating (400 sets of classes).
-LONGER = {"performer": 2.2, "nearest_neighbours": 1.8, "topk_gating": 1.5}
-
-
 def graph_of(name: str, target: str, dtype: str | None = None) -> tuple[Graph, Program]:
     """The graph that `optimize` searches at the full size."""
     program = en.trace(CASES[name].function("full"), *CASES[name].specs("full", dtype))
@@ -99,8 +94,9 @@ def attempts(name: str, target: str) -> Iterator[float]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", SLOWEST)
 def test_no_search_takes_long(name: str, target: str) -> None:
-    """The aim is one second.  Where other processes share the caches, searches take up to half as long again as they do alone."""
-    assert min(attempts(name, target)) < LONGER.get(name, 1.1)
+    """One second, whatever the operator.  (Of a quiet machine: where other processes share the caches, searches take up to half as long
+    again as they do alone.)"""
+    assert min(attempts(name, target)) < 1.0
 
 
 def test_what_a_search_has_priced_is_known_to_one_with_more_nodes() -> None:
