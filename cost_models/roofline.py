@@ -164,7 +164,7 @@ class Roofline:
         if not b.fed:
             return np.where(sharing > 0, sharing, warps)
         m = self.machine
-        along = np.clip(np.floor(b.fed_rows / m.fragment[0]), 1.0, warps)
+        along = clip(np.floor(b.fed_rows / m.fragment[0]), 1.0, warps)
         wide = np.ceil(m.fragment[0] * b.fed_cols / (WIDE * m.warp))
         return np.where(sharing > 0, sharing, along * np.exp2(np.ceil(np.log2(np.maximum(wide, 1.0)))))
 

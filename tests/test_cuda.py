@@ -452,6 +452,15 @@ def test_rows_take_the_registers_that_the_model_reckons_with(rows: int, warps: i
     assert float(model.detail["resident"][0]) * rows >= 3  # of the warps that the model takes: three blocks of eight
 
 
+@pytest.mark.parametrize("columns", [128, 64, 24])
+def test_no_lane_is_left_out_of_a_short_row(columns: int) -> None:
+    """A run of 16 bytes for each of 32 lanes is 256 columns of 16 bits: where rows are shorter, so are runs."""
+    job = affine_rows(100, columns, 16, 4)
+    schedule = plan(job.programs[0], cuda_arch("sm_90a"), precision_of(job.buffers, "float32"))
+    wide = [h.column for h in schedule.home.values() if h.column]
+    assert wide and all(g.padded < 2 * columns and (g.run == 1 or 32 * g.run <= columns) for g in wide)
+
+
 def deviations(n: int, tile: int | None, dtype: str) -> Job:
     """Variances of 1000 ± 10⁻³, in two passes, whose error is that of the mean, squared; `tile`: by a carried mean."""
     x = inp("X", (A("m"), A("n")))

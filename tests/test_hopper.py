@@ -112,6 +112,25 @@ def test_masked_stream(choices: dict[str, object]) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("pivot", ["lazy", "frozen"])
+def test_two_blocks_share_a_multiprocessor(pivot: str) -> None:
+    """Each has one warpgroup, half of the registers and of the shared memory, and twice as many take tiles of work."""
+    p = attention("prefill_causal", *[(1, 9, 2000, 64)] * 3)
+    plan = planned(p, {"a1": 64, "a3": 64}, warpgroups=1, stages=2, together=2, pivot=pivot)
+    arch = cuda_arch("sm_90a")
+    s = schedule_of(lower(plan.kernels[0], plan.buffers), plan.buffers, arch)
+    assert isinstance(s, Pipeline) and s.together == 2 and s.blocks == 2 * arch.multiprocessors
+    assert sum(s.registers) * 128 * 2 <= arch.registers and 2 * (s.shared + 1024) <= arch.shared_sm
+    text = emit([lower(plan.kernels[0], plan.buffers)], plan.buffers, arch).text
+    assert f"KERNEL({s.threads}, 2)" in text and f"more_registers<{s.registers[1]}>" in text
+    other = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, together=2)  # two warpgroups have all registers
+    t = schedule_of(lower(other.kernels[0], other.buffers), other.buffers, arch)
+    assert isinstance(t, Pipeline) and t.together == 1 and t.blocks == arch.multiprocessors
+    small = attention("prefill_causal", *[(1, 3, 300, 64)] * 3)
+    check(small, smaller(plan, small), draw(small))
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("case", ["prefill_global", "prefill_alibi", "prefill_softcap", "prefill_windowed", "prefill_gqa"])
 def test_streams(case: str, dtype: str) -> None:

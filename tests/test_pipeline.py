@@ -255,7 +255,31 @@ def test_norms_leave_the_loop_that_multiplies() -> None:
     """A loop that also computes on its tiles by element is no pipeline of warpgroups: where it multiplies much, it does nothing else."""
     p = plan("qknorm", GPU, n=4096, h=32, d=128)
     assert len(p.kernels) == 3 and [bool(k.choices.get("warpgroups")) for k in p.kernels] == [False, False, True]
-    assert all(size <= 32 * 4096 * 128 * 2 for size in temps(p).values())  # normalised keys in 16 bits
+    (keys,) = [b for b in p.buffers.values() if b.kind == "temp" and len(b.shape) == 3]
+    # normalised once, not norms that every score is multiplied by; in the order in which the keys lie
+    assert (keys.shape, keys.dtype) == ((32, 4096, 128), "bfloat16") and all(size <= keys.size for size in temps(p).values())
+
+
+def test_what_only_weights_multiply_is_stored_in_16_bits() -> None:
+    """As in the kernel that multiplies it by them, where it would be rounded for matrix units."""
+    p = plan("performer", GPU, n=1024)
+    sums = [b for b in p.buffers.values() if b.kind == "temp" and len(b.shape) == 3]
+    assert [b.dtype for b in sums] == ["bfloat16"]
+    exact = plan("performer", GPU, n=1024, dtype="float32")
+    assert all(b.dtype == "float32" for b in exact.buffers.values() if b.kind == "temp")
+
+
+@pytest.mark.parametrize("name", ["performer", "qknorm", "decode_gqa", "rmsnorm_gain_linear", "lora"])
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a"])
+def test_kernels_get_the_warps_that_they_are_priced_for(name: str, target: str) -> None:
+    k = kernel(name, target, dtype="bfloat16")
+    printed = {m[1]: int(m[2]) for m in re.finditer(r"// kernel (\w+)\(.*?^KERNEL\((\d+), ", k.source, re.DOTALL | re.MULTILINE)}
+    for x in k.plan.kernels:
+        if any(isinstance(s, Contract) for s in walk(lower(x, k.plan.buffers, k.plan.compute_dtype).body)):
+            assert x.cost
+            if "warps" in x.cost.detail:  # else a thread has an element
+                producer = 4 if x.choices.get("warpgroups") else 0
+                assert printed[x.name] == 32 * (int(x.cost.detail["warps"]) + producer), x  # type: ignore[call-overload]
 
 
 def test_chains_of_products_go_the_cheap_way() -> None:

@@ -113,7 +113,7 @@ def build(source: Source, buffers: Mapping[str, Buffer], inputs: Mapping[str, np
         text.append(
             f'extern "C" const char* launch_{f.name}'
             "(void** a, long long grid, int threads, unsigned shared, int cluster, unsigned seed) "
-            f"{{ return emulator::launch(run_{f.name}, a, grid, threads, shared, seed, cluster); }}"
+            f"{{ emulator::together = {f.together}; return emulator::launch(run_{f.name}, a, grid, threads, shared, seed, cluster); }}"
         )
     path, out = os.path.join(folder, "kernel.cpp"), os.path.join(folder, "kernel.so")
     with open(path, "w", encoding="utf-8") as file:

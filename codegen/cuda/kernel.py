@@ -38,6 +38,7 @@ class Function:
     shared: int
     packed: dict[str, str]  # input → macro that says whether its rows are contiguous and aligned
     cluster: int = 1  # blocks that are launched together
+    together: int = 1  # blocks that are to share a multiprocessor's registers
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

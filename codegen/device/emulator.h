@@ -94,6 +94,7 @@ static char* stacks;
 static Context scheduler;
 static Thread* self;
 static int thread_count;            // of a block
+static int together = 1;            // blocks that have a multiprocessor's registers
 static int cluster;                 // blocks that run at the same time
 static int block_arrived[MOST_BLOCKS], block_generation[MOST_BLOCKS], block_left[MOST_BLOCKS];
 static int cluster_arrived, cluster_generation;

@@ -418,7 +418,7 @@ static void begin_block() {
     memset(filling, 0, chunks * sizeof *filling);
     memset(reading, 0, chunks * sizeof *reading);
     memset(writer, 0, chunks * sizeof *writer);
-    const int each = 65536 / thread_count / 8 * 8;
+    const int each = 65536 / (thread_count * together) / 8 * 8;
     for (int w = 0; w < warp_count; ++w) registers[w] = each < 256 ? each : 256;
     memset(registers_free, 0, sizeof registers_free);
 }

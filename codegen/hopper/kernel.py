@@ -61,7 +61,7 @@ class Warpgroups(Producer, Consumer):
         text = str(body)
         self.parameters = [x for x in self.parameters if x.type == "MAP" or self.used(text, x)]
         f = self.function_text(body, self.pipe.threads, self.pipe.together, self.pipe.shared)
-        return Function(f.name, f.text, f.parameters, self.pipe.blocks, f.threads, f.shared, f.packed, self.pipe.cluster)
+        return Function(f.name, f.text, f.parameters, self.pipe.blocks, f.threads, f.shared, f.packed, self.pipe.cluster, self.pipe.together)
 
     def used(self, text: str, x: Parameter) -> bool:
         text = re.sub(r"//.*", "", text)

@@ -28,6 +28,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "group": (1, 2, 3, 5),
     "pivot": ("running", "lazy", "frozen"),
     "sums": ("matrix", "registers"),
+    "together": (1, 2),
 }
 
 
