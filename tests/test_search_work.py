@@ -39,6 +39,7 @@ SLOWEST = (
     "layers1",
 )
 
+
 def graph_of(name: str, target: str, dtype: str | None = None) -> tuple[Graph, Program]:
     """The graph that `optimize` searches at the full size."""
     program = en.trace(CASES[name].function("full"), *CASES[name].specs("full", dtype))
