@@ -128,8 +128,8 @@ class HostModel:
             if isinstance(s, Load | Gather):
                 n = sizes.elements(s.out.axes)
                 tally.add("calls", 1.0, fixed(n), runs)
-                if moved := CONVERT.get(dtype[s.buffer], 0.0) + (3e-9 if isinstance(s, Gather) else 0.0):
-                    tally.add("moved", moved, n, runs)
+                if converted := CONVERT.get(dtype[s.buffer], 0.0) + (3e-9 if isinstance(s, Gather) else 0.0):
+                    tally.add("moved", converted, n, runs)
             elif isinstance(s, Store):
                 n = sizes.elements(tuple(sorted({a for ix in s.index for a in ix.axes if a in sizes.tile})))
                 tally.add("calls", 1.0, fixed(n), runs)

@@ -145,7 +145,8 @@ def _search(
         return Search(region, model, limits, tick, buffers).run()
     first = Search(plain, model, limits, tick, buffers)
     found = first.run()
-    second = Search(region, model, limits, tick, buffers, first)
+    # half as many bodies: most that are worth it are priced, and what is not much better than the first plan is no loss
+    second = Search(region, model, replace(limits, bodies=limits.bodies // 2), tick, buffers, first)
     better = second.run(found.best.seconds if found is not None else math.inf)
     if found is None or better is None:
         result = found or better
