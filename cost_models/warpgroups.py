@@ -7,6 +7,7 @@ work runs beside another's products, and the dearest unit nearly hides the other
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -223,6 +224,19 @@ def _last(t: Load) -> str | None:
     return t.index[-1].axes[-1] if t.index and t.index[-1].axes else None
 
 
+def _longest(f: Form, sizes: Sizes) -> Array:
+    """The share of the loop's tiles that the longest tile of work goes through: what two conditions leave between them, if the loop has
+    such, in whole tiles on either side."""
+    a = f.loop.axis
+    out = np.ones(1)
+    for c, d in itertools.combinations(f.loop.constraints, 2):
+        between, step = c.plus(d), abs(dict(c.terms).get(a, 0))
+        if step and not between.terms:
+            spread = sum(abs(k) * sizes.tile[x] for x, k in c.terms if x in sizes.tile)
+            out = np.minimum(out, ((between.const + spread) / step + sizes.tile[a]) / sizes.extent[a])
+    return out
+
+
 def price(
     f: Form, program: TileProgram, sizes: Sizes, b: Block, blocks: Array, alive: Array, m: Gpu
 ) -> list[tuple[int, int, int, Array, dict]]:
@@ -265,6 +279,7 @@ def price(
     time = np.broadcast_arrays(*[x * m.sms + 0.0 * one for x in work])
     most = np.maximum.reduce(time[:4])
     rest = time[1] + time[2] + time[0] - np.maximum.reduce(time[:3])
+    longest = np.maximum(_longest(f, sizes), alive)
     out: list[tuple[int, int, int, Array, dict]] = []
     for groups, together in ((1, 1), (1, 2), (2, 1), (3, 1)):
         room = planner.ROOM[groups]
@@ -288,7 +303,8 @@ def price(
         each = each * (TOGETHER if together > 1 else 1.0)
         slots = m.sms * together
         per_slot = np.where(alive < 1, np.maximum(blocks / slots + UNEVEN / together, 1.0), np.ceil(blocks / slots))
-        per_slot = np.where((alive < 1) & (blocks <= slots) & (together == 1), 1.0 / alive, per_slot)  # the longest one
+        if together == 1:
+            per_slot = np.where((alive < 1) & (blocks <= slots), longest / alive, per_slot)
         per_sm = per_slot * together
         for stages in STAGES:
             used = fixed + staged * stages + BESIDE
