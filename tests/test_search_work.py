@@ -109,7 +109,7 @@ def test_what_a_search_has_priced_is_known_to_one_with_more_nodes() -> None:
     """Tensors side by side are looked at in a search of their own, in which no kernel of the first one is priced again."""
     graph, program = graph_of("performer", "cuda:sm_80")
     assert graph.extents.keys() - program.axes.keys(), "rules have made axes"
-    assert extract(graph, program, model_for("cuda:sm_80")).stats["lowerings"] <= 160  # 295 when each search priced its own
+    assert extract(graph, program, model_for("cuda:sm_80")).stats["lowerings"] <= 170  # 295 when each search priced its own
 
 
 def test_garbage_is_collected_after_a_search_as_before() -> None:
