@@ -117,18 +117,21 @@ class Terms:
                     if x in needed
                     else T.num(0.0)
                     if zero[x]
-                    else self.filler(x)
+                    else self.filler(x, self.r.free[c] | {a})
                     for x in n.args
                 ]
                 return T.fold(h, comp, axis(a), args)
         return T.make(n.op, n.attr, [self.of(x) for x in n.args])
 
-    def filler(self, c: int) -> Term:
-        """A singleton that the component does not need: any term will do."""
+    def filler(self, c: int, free: frozenset[str]) -> Term:
+        """A singleton that the component does not need: any term will do.  That which other components of the fold have is best, for they
+        have the pivots in common then; but not if the component would seem to depend on axes that it does not have."""
         for n in self.r.nodes[c]:
             if n.op == "num":
                 return T.make("num", n.attr)
-        return self.memo.get(c, T.num(1.0))
+        t = self.memo.get(c)
+        own = frozenset(map(self.n.axis, free))
+        return t if t is not None and T.normalise(own | t.free) == T.normalise(own) else T.num(1.0)
 
     def inline(self, x: int, index: dict[str, Affine]) -> Term:
         """The operand of a view computed at other positions; 0 where they leave its extent."""

@@ -144,6 +144,8 @@ class WarpgroupPlanner(Planner):
         overlap = overlap and self.count_registers(True) <= ROOM[self.consumers][len(parts.early) > 1] + BESIDE
         if not parts.early and (parts.state or ((parts.score or parts.weight) and not self.sources)):
             raise Unsupported("elementwise work between products of loaded tiles")
+        if any(o.contracts[s.out.id].left.where != "tile" for s in parts.early):
+            raise Unsupported("an early product of what is computed before the loop")
         if parts.early and self.sources:
             raise Unsupported("products whose operands are made of loaded tiles alone, beside others")
         if (overlap or not parts.early) and stages < 2:
