@@ -2,7 +2,7 @@
 
 Every value carries a bound of what rounding did to it.  A bound of inf means that float64 cannot tell: a sum overflowed, a
 difference that is rounding alone was divided by, a comparison could go either way.  −inf, inf and NaN that are meant (a mask,
-1/0, 0/0) have bound 0.  An extremum of zeros of both signs may have either sign, and so may 0·(−1): their bound is not 0.  A fixed tolerance would be
+1/0, 0/0) have bound 0.  An extremum of zeros of both signs may have either sign: its bound is not 0.  A fixed tolerance would be
 too lax for well-conditioned terms and too strict where terms cancel.
 """
 
@@ -116,7 +116,7 @@ def _times(x: Any, e: Any, y: Any, f: Any) -> tuple[Any, Any]:
     exact = _power_of_two(x) | _power_of_two(y)
     error = np.abs(x) * f + np.abs(y) * e + e * f + np.where(exact, 0.0, _U * np.abs(z)) + _TINY
     zero = ((x == 0) & (e == 0) & np.isfinite(y)) | ((y == 0) & (f == 0) & np.isfinite(x))
-    error = np.where(zero, np.where(np.signbit(z), _TINY, 0.0), np.where(exact & (e == 0) & (f == 0) & (np.abs(z) > 1e-300), 0.0, error))
+    error = np.where(zero, 0.0, np.where(exact & (e == 0) & (f == 0) & (np.abs(z) > 1e-300), 0.0, error))
     finite = np.isfinite(x) & np.isfinite(y)
     error = _settled(z, np.where(finite, error, np.maximum(np.where(np.isinf(e), e, 0.0), np.where(np.isinf(f), f, 0.0))), finite)
     loose = (np.isinf(x) & _unsure(y, f)) | (np.isinf(y) & _unsure(x, e))  # inf·(0 or not)
