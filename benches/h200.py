@@ -15,11 +15,11 @@ Times: "single" is the median of calls with a cold L2, inside a CUDA graph where
 and peers of one program take turns of 0.15 s, and is the median over rounds of a turn's mean: the card is limited by power, so this
 is the figure to compare.  TFLOP/s count kept pairs only; GB/s count every input and output once.
 
-To be measured next, for plans that the model takes unmeasured (one row of LoRA in tiles of 32 columns; norms that warps exchange in places of
-their own; row statistics and merges whose exponents multiply the difference):
+To be measured next, for plans that the model takes unmeasured (norms of short rows in other tiles; parts of an attention's backward pass
+that read row statistics in their loops; the wide products that a source takes in float32):
 
-    python benches/h200.py save next --only '^(lora__1|performer__1024|qknorm|decode_causal__1_8192|cross_entropy|sink_attention__4096)__'
-    python benches/h200.py run next --sustained --peers compile,library,cudnn,fa3 --out next.json
+    python benches/h200.py save next --only '^(qknorm|attention_dq|sink_attention__4096|cross_entropy)__' --vary small:k1.a3/32
+    python benches/h200.py run next --sustained --peers compile,library --out next.json
 
 Measuring is another process's work: a kernel or peer that hangs there or breaks the context loses its own row only.
 """

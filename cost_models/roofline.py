@@ -168,6 +168,13 @@ class Roofline:
         wide = np.ceil(m.fragment[0] * b.fed_cols / (WIDE * m.warp))
         return np.where(sharing > 0, sharing, along * np.exp2(np.ceil(np.log2(np.maximum(wide, 1.0)))))
 
+    def _padded(self, b: Block, shares: Array, warps: Array) -> Array:
+        """Rows that warps have with those that fill up their last matrix instructions, relative to those that there are."""
+        if not b.fed:
+            return np.ones(1)
+        each = warps * self.machine.fragment[0]
+        return np.where(shares, 1.0, np.maximum(np.ceil(b.fed_rows / each) * each / np.maximum(b.fed_rows, each), 1.0))
+
     def _clusters(self, b: Block, loops: list[W.Iterations], sizes: Sizes) -> tuple[int, ...]:
         """Numbers of blocks, more than one, that may share a loop's tiles somewhere."""
         some = any(np.any(self._sharing(b, loops, sizes, np.array(w))) for w in WARPS if self.machine.clusters)
@@ -316,7 +323,9 @@ class Roofline:
         own = b.results - b.streamed if b.fed else b.results
         joined = 4.0 * warps * own  # bytes: in the end they join their sums
         passed = np.where(shares, b.per_row_warp + b.per_col_warp, apart)
-        held = b.registers + np.where(shares, 4.0 * (warps - 1) * own, 0.0)
+        padded = self._padded(b, shares, warps)
+        whole[0] = whole[0] * padded
+        held = b.registers * padded + np.where(shares, 4.0 * (warps - 1) * own, 0.0)
         pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
         registers = self._registers(b, held, pieces, threads)
         fits = registers <= m.registers_thread
