@@ -56,11 +56,13 @@ COMBINE: dict[str, np.ufunc] = {"+": np.add, "*": np.multiply, "max": np.maximum
 
 class Env:
     """What terms are evaluated in: extents of whole axes, input arrays by name, block sizes of axes that are split.  signed_zeros:
-    whether `testing` takes −0 for another value than 0, as IEEE arithmetic does; a plan may lose the sign (0 + x = x)."""
+    whether `testing` takes −0 for another value than 0, as IEEE arithmetic does; a plan may lose the sign (0 + x = x).  sure_zeros: whether
+    it takes the sign of 0·(−1) for known."""
 
     def __init__(self, extents: Mapping[str, int], inputs: Mapping[str, Any] | None = None,
-                 block: Mapping[str, int] | None = None, dtype: Any = np.float64, signed_zeros: bool = True):
-        self.signed_zeros = signed_zeros
+                 block: Mapping[str, int] | None = None, dtype: Any = np.float64, signed_zeros: bool = True,
+                 sure_zeros: bool = True):
+        self.signed_zeros, self.sure_zeros = signed_zeros, sure_zeros
         self.extents, self.block, self.dtype = dict(extents), dict(block or {}), np.dtype(dtype)
         self.inputs = {name: np.asarray(x).astype(self.dtype, copy=False) for name, x in (inputs or {}).items()}
 

@@ -2,8 +2,9 @@
 
 Every value carries a bound of what rounding did to it.  A bound of inf means that float64 cannot tell: a sum overflowed, a
 difference that is rounding alone was divided by, a comparison could go either way.  −inf, inf and NaN that are meant (a mask,
-1/0, 0/0) have bound 0.  An extremum of zeros of both signs may have either sign: its bound is not 0.  A fixed tolerance would be
-too lax for well-conditioned terms and too strict where terms cancel.
+1/0, 0/0) have bound 0.  An extremum of zeros of both signs may have either sign, and in programs (`Env.sure_zeros`) so may 0·(−1), which
+a plan may take for 0: their bound is not 0.  A fixed tolerance would be too lax for well-conditioned terms and too strict where terms
+cancel.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _error(op: str, attr: Any, args: Sequence[Approx], axes: tuple[str, ...], x:
         case "mul":
             z, e = xs[0], es[0]
             for y, f in zip(xs[1:], es[1:]):
-                z, e = _times(z, e, y, f)
+                z, e = _times(z, e, y, f, env.sure_zeros)
             return e
         case "un":
             return _unary(attr, xs[0], es[0])
@@ -111,12 +112,12 @@ def _settled(x: Any, error: Any, finite: Any) -> Any:
     return np.where(np.isinf(error), np.inf, np.where(np.isfinite(x), error, np.where(finite, np.inf, 0.0)))
 
 
-def _times(x: Any, e: Any, y: Any, f: Any) -> tuple[Any, Any]:
+def _times(x: Any, e: Any, y: Any, f: Any, sure_zeros: bool) -> tuple[Any, Any]:
     z = x * y
     exact = _power_of_two(x) | _power_of_two(y)
     error = np.abs(x) * f + np.abs(y) * e + e * f + np.where(exact, 0.0, _U * np.abs(z)) + _TINY
     zero = ((x == 0) & (e == 0) & np.isfinite(y)) | ((y == 0) & (f == 0) & np.isfinite(x))
-    error = np.where(zero, 0.0, np.where(exact & (e == 0) & (f == 0) & (np.abs(z) > 1e-300), 0.0, error))
+    error = np.where(zero, 0.0 if sure_zeros else np.where(np.signbit(z), _TINY, 0.0), np.where(exact & (e == 0) & (f == 0) & (np.abs(z) > 1e-300), 0.0, error))
     finite = np.isfinite(x) & np.isfinite(y)
     error = _settled(z, np.where(finite, error, np.maximum(np.where(np.isinf(e), e, 0.0), np.where(np.isinf(f), f, 0.0))), finite)
     loose = (np.isinf(x) & _unsure(y, f)) | (np.isinf(y) & _unsure(x, e))  # inf·(0 or not)
@@ -186,7 +187,7 @@ def _reduced(f: str, axis: str, a: Approx, axes: tuple[str, ...], x: np.ndarray,
     else:
         z, error = np.ones(parts.shape[1:]), np.zeros(parts.shape[1:])
         for y, d in zip(parts, errors):
-            z, error = _times(z, error, y, d)
+            z, error = _times(z, error, y, d, env.sure_zeros)
     _, (error,) = env.align([(tuple(order[1:]), np.asarray(error))])
     return np.broadcast_to(error, x.shape) if error.ndim == x.ndim else error
 

@@ -85,7 +85,7 @@ def check_graph(
     g = saturated.graph
     if arrays is None:
         arrays = {i.name: x for i, x in zip(program.inputs, random_inputs(program, np.random.default_rng(seed)))}
-    env = Env(g.extents, arrays, blocks(g, block), signed_zeros=False)
+    env = Env(g.extents, arrays, blocks(g, block), sure_zeros=False)
     values = class_values(g, env)
     for w in wrong(g, values, TOLERANCE):
         nodes = f": {make(w.node.op, w.node.attr, [g.term(a) for a in w.node.args])}" if w.node else ""

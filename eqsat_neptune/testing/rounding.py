@@ -51,7 +51,7 @@ def reference(
     dtype = dtype or worst(program)
     ends = max(_LEAST[d] for d in used), min(_LARGEST[d] for d in used)  # the least exact dtype need not have the smallest range
     odd = stray or any(np.isnan(x.astype(np.float64)).any() for x in values)
-    env = Env(program.axes, {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)}, signed_zeros=False)
+    env = Env(program.axes, {i.name: x.astype(np.float64) for i, x in zip(program.inputs, values)}, sure_zeros=False)
     memo: dict[Term, Approx] = {}
     for t in postorder(o.term for o in program.outputs):
         args = [memo[a] for a in t.args]
