@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..codegen.cuda.warps import FED_RESULT, MOST_RESULT, SHARED_RESULT
 from ..codegen.tile import Contract, Load, Store, TileProgram
 from ..extraction.plan import Buffer
 from . import walk as W
@@ -22,9 +23,6 @@ from .machines import Gpu
 
 WARPS = (4, 8)
 STAGES = (2, 3, 4)
-# elements of products' results that a thread may hold (codegen/cuda/warps.py): of one product; where warps share a loop's tiles, of all;
-# where they do so and one product feeds another one, of all
-WIDE, RESULTS, FED_RESULTS = 160, 64, 96
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 START = 0.1  # … where blocks have no loop and others load beside their start and end
 CHUNK = 2048  # points that are priced at a time: their arrays stay in a core's cache
@@ -153,9 +151,9 @@ class Roofline:
         for n in (2, 4, 8):
             sharing = np.where((n <= warps) & (tile >= n * m.fragment[2]) & (np.mod(tile, n) == 0), n, sharing)
         if not b.fed:
-            return np.where(b.results <= RESULTS * m.warp, sharing, 0)
+            return np.where(b.results <= SHARED_RESULT * m.warp, sharing, 0)
         held = b.results - b.streamed * (1 - 1 / warps)
-        more = (b.fed_rows < warps * m.fragment[0]) & (held <= FED_RESULTS * m.warp) & (sharing == warps)
+        more = (b.fed_rows < warps * m.fragment[0]) & (held <= FED_RESULT * m.warp) & (sharing == warps)
         return np.where((b.fed_rows <= m.fragment[0]) | more, sharing, 0)
 
     def _present(self, b: Block, sharing: Array, warps: Array) -> Array:
@@ -165,7 +163,7 @@ class Roofline:
             return np.where(sharing > 0, sharing, warps)
         m = self.machine
         along = clip(np.floor(b.fed_rows / m.fragment[0]), 1.0, warps)
-        wide = np.ceil(m.fragment[0] * b.fed_cols / (WIDE * m.warp))
+        wide = np.ceil(m.fragment[0] * b.fed_cols / (MOST_RESULT * m.warp))
         return np.where(sharing > 0, sharing, along * np.exp2(np.ceil(np.log2(np.maximum(wide, 1.0)))))
 
     def _padded(self, b: Block, shares: Array, warps: Array) -> Array:

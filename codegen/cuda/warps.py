@@ -23,7 +23,7 @@ from .layout import Unsupported
 from .rewrite import highest_id, rebuild, shared, with_axis
 from .schedule import mergeable, missing_limits
 
-# elements of products' results that a thread may hold (cost_models/roofline.py knows them, too)
+# elements of products' results that a thread may hold (cost_models/roofline.py reckons with them, too)
 MOST_RESULT = 160  # of one product
 SHARED_RESULT = 64  # of all, where the warps share a loop's tiles, so that each holds the whole results
 FED_RESULT = 96  # … and one product feeds another one
