@@ -73,13 +73,15 @@ def reference(
 
 
 def _gathered(t: Term, args: Sequence[Approx], env: Env) -> Approx:
-    """A gather that gives NaN at positions that do not exist."""
+    """A gather that gives NaN at positions that do not exist; it need not where what is read is computed, and may be so without a read
+    (x − x)."""
     x, at = args
     last = env.size(t.attr) - 1  # type: ignore[arg-type]
     exists = (at.x >= 0) & (at.x <= last)
     new = step(t.op, t.attr, [x, replace(at, x=np.clip(np.nan_to_num(at.x), 0, last))], env)
     there = np.broadcast_to(env.expand((at.axes, exists), new.axes), new.x.shape)
-    return Approx(new.axes, np.where(there, new.x, np.nan), np.where(there, new.error, 0.0))
+    computed = any(map(_computes, postorder(t.args[:1])))
+    return Approx(new.axes, np.where(there, new.x, np.nan), np.where(there, new.error, np.inf if computed else 0.0))
 
 
 def _computes(t: Term) -> bool:
