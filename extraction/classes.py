@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -51,11 +51,11 @@ class Classes:
 
     # ---- terms of least size
     @cached_property
-    def least(self) -> dict[int, tuple[int, Node]]:
+    def least(self) -> dict[int, tuple[float, Node]]:
         """class → size of its smallest term and the node that begins it."""
-        return _least(self.nodes, lambda n: True)
+        return least_terms(self.nodes, lambda c, n: 1)
 
-    def size(self, c: int) -> int:
+    def size(self, c: int) -> float:
         return self.least[c][0]
 
     def term(self, c: int) -> T.Term:
@@ -78,7 +78,7 @@ class Classes:
     @cached_property
     def source(self) -> dict[int, Node]:
         """The program itself as a graph: class → its node in the source (where a rule has retired that: the smallest one)."""
-        own = _least(self.nodes, lambda n: n.why == "source")
+        own = least_terms(self.nodes, lambda c, n: 1 if n.why == "source" else None)
         out: dict[int, Node] = {}
         stack = list(self.graph.outputs)
         while stack:
@@ -404,31 +404,34 @@ class Classes:
         return self.elements(c) * DTYPES[self.dtype(c)]
 
 
-def _least(nodes: dict[int, list[Node]], allowed: Callable[[Node], bool]) -> dict[int, tuple[int, Node]]:
-    """class → (tree size, node) of its smallest term over allowed nodes, by Knuth's generalisation of Dijkstra's algorithm."""
+def least_terms(nodes: Mapping[int, Sequence[Node]], own: Callable[[int, Node], float | None]) -> dict[int, tuple[float, Node]]:
+    """class → (cost, node) of its cheapest term, taken as a tree, by Knuth's generalisation of Dijkstra's algorithm.  own: what a node
+    of a class costs beside its arguments (None: it is not allowed)."""
     waiting: dict[int, list[tuple[int, int]]] = {}
     missing: dict[tuple[int, int], int] = {}
-    best: dict[int, tuple[int, Node]] = {}
-    heap: list[tuple[int, int, int]] = []
+    costs: dict[tuple[int, int], float] = {}
+    best: dict[int, tuple[float, Node]] = {}
+    heap: list[tuple[float, int, int]] = []
     for c, ns in nodes.items():
         for i, n in enumerate(ns):
-            if not allowed(n):
+            cost = own(c, n)
+            if cost is None:
                 continue
             args = set(n.args)
-            missing[c, i] = len(args)
+            missing[c, i], costs[c, i] = len(args), cost
             for a in args:
                 waiting.setdefault(a, []).append((c, i))
             if not args:
-                heapq.heappush(heap, (1, c, i))
+                heapq.heappush(heap, (cost, c, i))
     while heap:
-        size, c, i = heapq.heappop(heap)
+        total, c, i = heapq.heappop(heap)
         if c in best:
             continue
-        best[c] = (size, nodes[c][i])
+        best[c] = (total, nodes[c][i])
         for d, j in waiting.get(c, ()):
             missing[d, j] -= 1
             if not missing[d, j] and d not in best:
-                heapq.heappush(heap, (1 + sum(best[a][0] for a in nodes[d][j].args), d, j))
+                heapq.heappush(heap, (costs[d, j] + sum(best[a][0] for a in nodes[d][j].args), d, j))
     return best
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from dataclasses import dataclass
 
 from .. import terms as T
 from ..graph import Graph, Node
+from .classes import least_terms
 from .legality import legal_nodes
 
 WORTH = 1.5  # times as many operations: below that, forms differ in elementwise work, which hardly shows
@@ -29,7 +29,7 @@ class Forbidden:
 def forbidden(graph: Graph, nodes: Nodes, compute_dtype: str, numerics: str) -> Forbidden | None:
     """nodes: those of a graph that are legal with products whose operands are rounded to float16.  None if their bounds cost little."""
     other = legal_nodes(graph, compute_dtype, "bfloat16", numerics)
-    allowed, best = _least(graph, nodes), _least(graph, other)
+    allowed, best = (least_terms(some, lambda c, n: _operations(graph, c, n)) for some in (nodes, other))
     ours, theirs = (sum(found[c][0] for c in graph.outputs) for found in (allowed, best))
     if not ours >= WORTH * theirs or not math.isfinite(ours):
         return None
@@ -42,34 +42,6 @@ def forbidden(graph: Graph, nodes: Nodes, compute_dtype: str, numerics: str) -> 
         todo.extend(a for a in reversed(n.args) if a not in seen)
         seen.update(n.args)
     return None
-
-
-def _least(graph: Graph, nodes: Nodes) -> dict[int, tuple[float, Node]]:
-    """class → operations of its cheapest term, taken as a tree, and the node that begins it (Knuth's generalisation of Dijkstra's
-    algorithm, as in classes.py)."""
-    waiting: dict[int, list[tuple[int, int]]] = {}
-    missing: dict[tuple[int, int], int] = {}
-    heap: list[tuple[float, int, int]] = []
-    for c, ns in nodes.items():
-        for i, n in enumerate(ns):
-            args = set(n.args)
-            missing[c, i] = len(args)
-            for a in args:
-                waiting.setdefault(a, []).append((c, i))
-            if not args:
-                heapq.heappush(heap, (0.0, c, i))
-    best: dict[int, tuple[float, Node]] = {}
-    while heap:
-        cost, c, i = heapq.heappop(heap)
-        if c in best:
-            continue
-        best[c] = cost, nodes[c][i]
-        for d, j in waiting.get(c, ()):
-            missing[d, j] -= 1
-            if not missing[d, j] and d not in best:
-                n = nodes[d][j]
-                heapq.heappush(heap, (_operations(graph, d, n) + sum(best[a][0] for a in n.args), d, j))
-    return best
 
 
 def _operations(graph: Graph, c: int, n: Node) -> float:

@@ -218,6 +218,7 @@ def canonical(cl: Classes, cone: Cone, stored: dict[int, Memory], made: Set[str]
         tuple(region.known),
         tuple(region.layout),
         tuple(region.cancels),
+        tuple(region.summed),
         tuple(sorted(region.extents.items())),
         tuple(region.inputs.values()),
         tuple(sorted(region.outputs.items())),

@@ -274,12 +274,21 @@ def test_what_only_weights_multiply_is_stored_in_16_bits() -> None:
 def test_kernels_get_the_warps_that_they_are_priced_for(name: str, target: str) -> None:
     k = kernel(name, target, dtype="bfloat16")
     printed = {m[1]: int(m[2]) for m in re.finditer(r"// kernel (\w+)\(.*?^KERNEL\((\d+), ", k.source, re.DOTALL | re.MULTILINE)}
+    checked = 0
     for x in k.plan.kernels:
         if any(isinstance(s, Contract) for s in walk(lower(x, k.plan.buffers, k.plan.compute_dtype).body)):
             assert x.cost
             if "warps" in x.cost.detail:  # else a thread has an element
                 producer = 4 if x.choices.get("warpgroups") else 0
                 assert printed[x.name] == 32 * (int(x.cost.detail["warps"]) + producer), x  # type: ignore[call-overload]
+                checked += 1
+    assert checked
+
+
+@pytest.mark.parametrize("name", ["prefill_alibi", "prefill_windowed"])
+def test_long_and_short_tiles_share_a_multiprocessor_where_each_block_has_one(name: str) -> None:
+    assert plan(name, GPU, n=512).kernels[0].choices.get("together") == 2
+    assert "together" not in plan(name, GPU, n=1024).kernels[0].choices
 
 
 def test_chains_of_products_go_the_cheap_way() -> None:
