@@ -335,7 +335,7 @@ class Bodies(Options):
                     continue  # nothing would go
                 if not any(self.needs(taken, x) >> c & 1 for x in o.children):
                     kept = self.kept_items(taken | {c: o}, roots)
-                    if kept & s.items == kept != s.items:
+                    if kept & s.items == kept != s.items and not self.captured(taken | {c: o}):
                         taken[c] = o
                         s = self.reached(s, taken, roots)
                         taken = self.taken(s)
@@ -386,6 +386,15 @@ class Bodies(Options):
                 if (o := taken[x]) is not None:
                     todo += o.children
         return seen
+
+    def captured(self, taken: dict[int, Option | None]) -> bool:
+        """Would an inlined view put other positions where what it shows reduces over the axis of that name?"""
+        return any(
+            o is not None
+            and o.renamed
+            and any((below := taken[x]) is not None and below.reduced & o.renamed for x in bits(self.needs(taken, c)))
+            for c, o in taken.items()
+        )
 
     def kept_items(self, taken: dict[int, Option | None], roots: tuple[int, ...]) -> int:
         """The work of what the roots reach by these options."""

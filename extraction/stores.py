@@ -138,6 +138,8 @@ class Terms:
 
         def at(t: Term, args: tuple[Term, ...]) -> Term | None:
             match t.op:
+                case "red" | "fold":
+                    assert t.attr[-1] not in index, f"{t} reduces over an axis of the view of it"  # type: ignore[index]
                 case "input":
                     name, ix = t.attr  # type: ignore[misc]
                     return T.inp(name, tuple(i.substitute(index) for i in ix))

@@ -240,7 +240,7 @@ BOUNDS = [
     *(_rule(f'(= t (Un "{f}" x)) (= h (hz x))', "(set (hz t) (+ h 1.0))") for f in ("ceil", "round", "trunc")),
     *(_rule(f'(= t (Bi "{f}" x y)) (= a (lz x)) (= b (lz y))', "(set (lz t) (min a b))") for f in ("max", "min")),
     *(_rule(f'(= t (Bi "{f}" x y)) (= a (hz x)) (= b (hz y))', "(set (hz t) (max a b))") for f in ("max", "min")),
-    *(_rule(f'(= t (Bi "max" {xy})) (= a (lz x)) {_has("finite", "t")}', "(set (lz t) a)") for xy in ("x y", "y x")),
+    *(_rule(f'(= t (Bi "max" {xy})) (= a (lz x)) {_has("noinf", "x")}', "(set (lz t) a)") for xy in ("x y", "y x")),
     *(_rule(f'(= t (Bi "min" {xy})) (= a (hz x))', "(set (hz t) a)") for xy in ("x y", "y x")),
     # products
     _rule(f"{_SCALED} (> v 0.0) (= l (lz x))", "(set (lz t) (* v l))"),

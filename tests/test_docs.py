@@ -28,6 +28,7 @@ def test_the_table_of_rules_is_up_to_date() -> None:
     assert all(f"**{r.name}** — {r.law} " in said for r in RULES)
 
 
+@pytest.mark.slow
 def test_the_soundness_page_is_up_to_date() -> None:
     pytest.importorskip("sympy")
     said = (ROOT / "docs" / "soundness.md").read_text(encoding="utf-8")

@@ -530,6 +530,7 @@ def test_the_command_prints_figures(tmp_path: Path) -> None:
     assert (tmp_path / "state-4-cpu.json").exists() and not list(tmp_path.glob("running*"))
 
 
+@pytest.mark.slow
 def test_jobs_have_streams_of_their_own_and_one_summary(tmp_path: Path) -> None:
     """One of them is killed on the way: it is started anew, and nothing is counted twice or forgotten."""
     command = [sys.executable, "-m", "eqsat_neptune.testing.fuzz", "--seconds", "14", "--jobs", "2", "--corpus", str(tmp_path)]

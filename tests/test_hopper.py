@@ -17,6 +17,7 @@ from eqsat_neptune.codegen.hopper.pipeline import Pipeline
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.codegen.tile import Load, Loop, Stmt, walk
 from eqsat_neptune.extraction.plan import Kernel, Plan
+from sweeps import some
 
 import eqsat_neptune as en
 from eqsat_neptune import programs
@@ -87,7 +88,7 @@ def check(program: en.Program, plan: Plan, arrays: dict[str, np.ndarray], limit:
 @needs_compiler
 @pytest.mark.parametrize(
     "choices",
-    [
+    some([
         {},
         {"pivot": "lazy", "overlap": False},
         {"pivot": "lazy", "chain": False, "order": "static"},
@@ -101,7 +102,7 @@ def check(program: en.Program, plan: Plan, arrays: dict[str, np.ndarray], limit:
         {"pivot": "lazy", "order": "folded", "turns": False},
         {"pivot": "frozen", "order": "grid", "sums": "registers"},
         {"pivot": "frozen", "chain": False, "group": 1, "sums": "registers"},
-    ],
+    ], 4),
     ids=lambda c: "-".join(f"{k}_{v}" for k, v in c.items()) or "plain",
 )
 def test_masked_stream(choices: dict[str, object]) -> None:
@@ -131,8 +132,8 @@ def test_two_blocks_share_a_multiprocessor(pivot: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["prefill_global", "prefill_alibi", "prefill_softcap", "prefill_windowed", "prefill_gqa"])
+@pytest.mark.parametrize("dtype", some(["bfloat16", "float16"]))
+@pytest.mark.parametrize("case", some(["prefill_global", "prefill_alibi", "prefill_softcap", "prefill_windowed", "prefill_gqa"], 3))
 def test_streams(case: str, dtype: str) -> None:
     shapes: list[tuple[int, ...]] = [(1, 2, 300, 128)] * 3
     tiles = {"a1": 64, "a3": 64}
@@ -152,7 +153,7 @@ def test_streams(case: str, dtype: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize(
     ("case", "dims", "rows", "keys", "dtype"),
-    [
+    some([
         ("prefill_global", (64, 64), 192, 128, "bfloat16"),
         ("prefill_causal", (64, 64), 192, 112, "float16"),
         ("prefill_causal", (96, 96), 192, 96, "bfloat16"),
@@ -161,7 +162,7 @@ def test_streams(case: str, dtype: str) -> None:
         ("prefill_causal", (256, 256), 128, 80, "bfloat16"),
         ("prefill_global", (256, 256), 128, 80, "float16"),
         ("prefill_causal", (96, 96), 128, 176, "bfloat16"),
-    ],
+    ]),
     ids=str,
 )
 def test_tiles_of_many_sizes(case: str, dims: tuple[int, int], rows: int, keys: int, dtype: str) -> None:
@@ -175,7 +176,7 @@ def test_tiles_of_many_sizes(case: str, dims: tuple[int, int], rows: int, keys: 
 
 
 @needs_compiler
-@pytest.mark.parametrize("choices", [{}, {"overlap": False}, {"chain": False, "order": "static"}], ids=str)
+@pytest.mark.parametrize("choices", some([{}, {"overlap": False}, {"chain": False, "order": "static"}]), ids=str)
 def test_scores_that_are_read_once_more(choices: dict[str, object]) -> None:
     """The weights overwrite the scores that they are made of, but not before the row's maximum, an output, has been taken of these."""
 
@@ -268,7 +269,7 @@ def test_matrix_product(size: tuple[int, int, int], turned: bool) -> None:
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
     ("size", "tiles", "cluster"),
-    [((512, 192, 160), (128, 64, 128), 2), ((1000, 264, 136), (128, 64, 64), 4), ((256, 512, 64), (64, 64, 128), 2)],
+    some([((512, 192, 160), (128, 64, 128), 2), ((1000, 264, 136), (128, 64, 64), 4), ((256, 512, 64), (64, 64, 128), 2)]),
 )
 def test_matrix_product_in_clusters(size: tuple[int, int, int], tiles: tuple[int, int, int], cluster: int, turned: bool) -> None:
     """Blocks at neighbouring tiles copy for one another what both read: panels of it, or rows; more tiles than blocks."""
@@ -289,16 +290,16 @@ def feature(x):  # type: ignore[no-untyped-def]
 
 
 @needs_compiler
-@pytest.mark.parametrize(("hold", "cluster"), [(True, 1), (False, 2)])
+@pytest.mark.parametrize(("hold", "cluster"), some([(True, 1), (False, 2)]))
 @pytest.mark.parametrize(
     ("operands", "size", "dtype"),
-    [
+    some([
         ("x @ w", (512, 192, 160), "bfloat16"),
         ("x @ w", (200, 328, 72), "float16"),
         ("x @ w.mT", (200, 328, 72), "bfloat16"),
         ("x.mT @ w", (256, 300, 136), "bfloat16"),
         ("x * y @ w", (300, 200, 80), "bfloat16"),
-    ],
+    ]),
 )
 def test_operands_that_are_made_of_loaded_tiles(
     operands: str, size: tuple[int, int, int], dtype: str, hold: bool, cluster: int
@@ -326,7 +327,7 @@ def test_operands_that_are_made_of_loaded_tiles(
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("heads", "n", "d", "dv", "streamed"), [(3, 300, 128, 96, 128), (2, 200, 96, 64, 64), (2, 328, 80, 128, 64)]
+    ("heads", "n", "d", "dv", "streamed"), some([(3, 300, 128, 96, 128), (2, 200, 96, 64, 64), (2, 328, 80, 128, 64)])
 )
 def test_short_sums_are_streamed(heads: int, n: int, d: int, dv: int, streamed: int) -> None:
     """Linear attention: keys' features times values, and their sum, in parts; then queries' features times that and times the sum.  The
@@ -358,8 +359,8 @@ def test_tiles_that_are_read_by_products_and_by_element() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize(("size", "columns"), [((1000, 256, 328), 128), ((512, 192, 72), 64), ((384, 512, 40), 256)])
+@pytest.mark.parametrize("cluster", some([1, 2]))
+@pytest.mark.parametrize(("size", "columns"), some([((1000, 256, 328), 128), ((512, 192, 72), 64), ((384, 512, 40), 256)]))
 def test_results_that_are_stored_beside_the_next_tile(size: tuple[int, int, int], columns: int, cluster: int) -> None:
     """Several tiles to a block; loops longer and shorter than the parts that results are stored in; a map before the store."""
     m, n, k = size
@@ -398,9 +399,9 @@ def test_two_products_and_two_results() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("hold", some([False, True]))
 @pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("order", ["dynamic", "static", "folded", "grid"])
+@pytest.mark.parametrize("order", some(["dynamic", "static", "folded", "grid"]))
 def test_orders_of_tiles(order: str, cluster: int, hold: bool) -> None:
     """Six tiles by two columns, for two blocks or one cluster of them; a counter cannot serve a cluster, nor can the grid."""
     p = en.trace(lambda x, w: x @ w, en.TensorSpec((380, 72), "bfloat16"), en.TensorSpec((72, 104), "bfloat16"))
@@ -429,7 +430,7 @@ def test_blocks_that_run_at_the_same_time(cluster: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("choices", [{}, {"peek": True}, {"overlap": False}, {"chain": False, "order": "folded"}])
+@pytest.mark.parametrize("choices", some([{}, {"peek": True}, {"overlap": False}, {"chain": False, "order": "folded"}]))
 def test_streams_in_clusters(choices: dict[str, object]) -> None:
     """Two blocks with rows of their own read the same keys and values."""
     p = attention("prefill_global", *[(1, 2, 500, 64)] * 3)
@@ -440,7 +441,7 @@ def test_streams_in_clusters(choices: dict[str, object]) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("peek", [False, True])
+@pytest.mark.parametrize("peek", some([False, True]))
 def test_masked_streams_in_clusters(peek: bool) -> None:
     """Two heads of queries that share one of keys: their loops are of one length, those of their next tiles of another."""
     p = attention("prefill_gqa", (1, 4, 300, 64), *[(1, 2, 300, 64)] * 2)
@@ -525,7 +526,7 @@ def sunk(q, k, v, sink):  # type: ignore[no-untyped-def]
 
 
 @needs_compiler
-@pytest.mark.parametrize("pivot", ["running", "frozen"])
+@pytest.mark.parametrize("pivot", some(["frozen", "running"]))
 def test_sinks_of_any_size(pivot: str) -> None:
     """A sink that is the maximum, one that is nothing, one of −∞: rows that see no key are 0 with a sink, NaN without."""
     p = en.trace(sunk, *[en.TensorSpec((4, 200, 64), "bfloat16")] * 3, en.TensorSpec((4,), "bfloat16"))
@@ -592,8 +593,8 @@ def rows_and_keys(what: str, q: tuple[int, ...], k: tuple[int, ...], mask: bool 
 
 
 @needs_compiler
-@pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("what", ["logsumexp", "max", "argmax"])
+@pytest.mark.parametrize("groups", some([1, 2, 3]))
+@pytest.mark.parametrize("what", some(["logsumexp", "max", "argmax"]))
 def test_row_statistics_of_a_product(what: str, groups: int) -> None:
     """Ragged rows and keys, tiles with a wide and a narrow result, several tiles to a block."""
     dtype = "float16" if groups == 1 else "bfloat16"
@@ -614,7 +615,7 @@ def test_row_statistics_of_a_product(what: str, groups: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("pivot", ["running", "lazy", "frozen"])
+@pytest.mark.parametrize("pivot", some(["frozen", "running", "lazy"]))
 def test_row_statistics_under_a_mask(pivot: str) -> None:
     """Dead tiles are skipped, mixed ones masked; and pivots that the first tiles leave too low are found out."""
     large = rows_and_keys("logsumexp", (32, 4096, 64), (32, 4096, 64), mask=True)
@@ -628,7 +629,7 @@ def test_row_statistics_under_a_mask(pivot: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("pivot,keys", [("running", 64), ("lazy", 64), ("lazy", 32)])
+@pytest.mark.parametrize("pivot,keys", some([("running", 64), ("lazy", 64), ("lazy", 32)]))
 def test_pivots_that_stay_where_the_first_tile_puts_them(pivot: str, keys: int) -> None:
     """The gradient of the queries, masked: some rows' first tiles have no weight, and the last ones more than the others."""
 
@@ -707,7 +708,7 @@ PIPELINES: dict[str, tuple[dict[str, int], tuple[int, int], str | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", some(PIPELINES, 2))
 def test_programs_that_nobody_tuned_for(name: str) -> None:
     extents, (pipelines, kernels), pivot = PIPELINES[name]
     case = CASES[name]

@@ -10,6 +10,7 @@ import pytest
 from eqsat_neptune.codegen.cuda.emulate import host_compiler, run
 from eqsat_neptune.codegen.hip import hip_emulator
 from eqsat_neptune.codegen.lower import lower
+from sweeps import some
 
 import eqsat_neptune as en
 from eqsat_neptune import TensorSpec
@@ -104,7 +105,7 @@ def test_what_wraps_is_not_read_back() -> None:
 
 
 @pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler for the emulator")
-@pytest.mark.parametrize("arch", [None, "gfx942"])
+@pytest.mark.parametrize("arch", some([None, "gfx942"]))
 def test_emitted_conversions_wrap(arch: str | None) -> None:
     """All dtypes and functions in one program, in float32 (what fits it) and in float64."""
     for dtypes in (["uint8", "int8"], DTYPES):

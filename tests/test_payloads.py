@@ -20,6 +20,7 @@ from eqsat_neptune.cost_models import model_for
 from eqsat_neptune.extraction.extract import extract
 from eqsat_neptune.extraction.plan import Kernel, Plan, Store
 from eqsat_neptune.rules.payloads import is_payload
+from sweeps import some
 
 import eqsat_neptune as en
 from eqsat_neptune import egraph, rules, terms, xp
@@ -120,7 +121,7 @@ def test_positions_are_carried_with_their_extremum(name: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
 @pytest.mark.parametrize("name", POSITIONS)
 def test_every_plan_finds_the_position(name: str, dtype: str, model: str) -> None:
     p, every = plans(name, dtype, model)
@@ -168,11 +169,9 @@ def few(every: Sequence[Plan]) -> list[Plan]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("arch", ["cuda", *(pytest.param(a, marks=pytest.mark.slow) for a in ("gfx942", "gfx1100"))])
-@pytest.mark.parametrize(
-    "name", [n for n in POSITIONS if n != "best_three"] + [pytest.param("best_three", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", some(["bfloat16", "float32"]))
+@pytest.mark.parametrize("arch", some(["cuda", "gfx942", "gfx1100"]))
+@pytest.mark.parametrize("name", some(POSITIONS, [n for n in POSITIONS if n != "best_three"]))
 def test_emulated_kernels_find_the_position(name: str, arch: str, dtype: str) -> None:
     p, every = plans(name, dtype, "gpu")
     every = few(every)

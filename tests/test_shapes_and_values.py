@@ -24,6 +24,7 @@ from eqsat_neptune.codegen.cuda.emit import emit
 from eqsat_neptune.codegen.lower import lower
 from eqsat_neptune.cost_models import model_for
 from eqsat_neptune.extraction.extract import extract
+from sweeps import some
 
 import eqsat_neptune as en
 from eqsat_neptune import egraph, xp
@@ -188,11 +189,6 @@ EMULATED = [(o, s) for i, o in enumerate(OPERATORS) for j, s in enumerate(SHAPES
 QUICK = {(o, s) for i, o in enumerate(OPERATORS) for j, s in enumerate(SHAPES) if (i + j) % len(OPERATORS) == 0 or s == "ones"}
 
 
-def some(every: Sequence[Any], quick: Any) -> list[Any]:
-    """Parameters, those that are not quick marked slow."""
-    return [pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=() if x in quick else slow) for x in every]
-
-
 def drawn(specs: Sequence[en.TensorSpec], seed: int = 1, scale: float = 1.0) -> Arrays:
     rng = np.random.default_rng(seed)
     return [(rng.standard_normal(s.shape) * scale).astype(np.dtype(s.dtype)) for s in specs]
@@ -330,7 +326,7 @@ def test_masks_by_input(fn: Callable[..., Any], nq: int, nk: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("nq, nk", [pytest.param(11, 43), pytest.param(43, 11, marks=slow)])
+@pytest.mark.parametrize("nq, nk", some([(11, 43), (43, 11)]))
 @pytest.mark.parametrize("fn", some([*BY_POSITION, *BY_INPUT], [bottom_right_causal, logsumexp_written_out, gradient_of_values]))
 def test_masks_emulated(fn: Callable[..., Any], nq: int, nk: int) -> None:
     specs = [en.TensorSpec((2, n, 16), "bfloat16") for n in (nq, nk, nk)]
@@ -507,7 +503,7 @@ def layouts(x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     yield "read-only", fixed
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=slow)])
+@pytest.mark.parametrize("dtype", some(["float32", "bfloat16"]))
 @pytest.mark.parametrize("operator", some(OPERATORS, {"prefill_alibi", "decode_gqa"}))
 def test_layouts(operator: str, dtype: str) -> None:
     specs = Shape(nq=21, nk=21).specs(operator, dtype)

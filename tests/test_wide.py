@@ -16,6 +16,7 @@ from eqsat_neptune.extraction.plan import Plan
 
 import eqsat_neptune as en
 from eqsat_neptune import xp
+from eqsat_neptune.runtime import available
 
 emulated = pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler for the emulator")
 
@@ -154,3 +155,44 @@ def test_as_exact_as_float32(target: str) -> None:
     want = en.evaluate(program, x, w)
     got = emulated_run(en.optimize(program, target), x=x, w=w)
     assert np.linalg.norm(got - want) <= 0.01 * np.linalg.norm(want)
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    torch = pytest.importorskip("torch", reason="makes arrays on the GPU")
+    if available() or not torch.cuda.is_available():
+        pytest.skip(available() or "PyTorch sees no GPU")
+    torch.manual_seed(0)
+    return torch
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*(n for n, (_, is_wide) in PROGRAMS.items() if is_wide), "attention", "chain"])
+def test_on_a_gpu(torch: Any, name: str) -> None:
+    """Extents that tiles do not divide, and operands that only float32 tells apart."""
+
+    def draw(*shape: int) -> Any:
+        return torch.randn(shape, device="cuda").to(torch.bfloat16)
+
+    arrays = [draw(64, 64), draw(64, 32)]
+    program = traced(PROGRAMS[name][0]) if name in PROGRAMS else None
+    if name == "attention":
+        arrays = [draw(2, 1000, 64) for _ in range(3)]
+        program = en.trace(
+            lambda *x: attention(*x, lambda p, v: p @ wide(v)), *[en.TensorSpec(tuple(x.shape), "bfloat16") for x in arrays]
+        )
+    elif name == "chain":  # the first product's rows are all but equal, the last one takes their differences
+        two = torch.eye(72, device="cuda") - torch.eye(72, device="cuda").roll(1, 1)
+        arrays = [two.repeat(14, 1)[:1000].to(torch.bfloat16), draw(72, 200) + 100 * draw(1, 200), draw(200, 72)]
+        program = en.trace(
+            lambda a, b, c: xp.astype((wide(a) @ wide(b)) @ wide(c), "bfloat16"),
+            *[en.TensorSpec(tuple(x.shape), "bfloat16") for x in arrays],
+        )
+    assert program is not None and program.wide
+    kernel = en.optimize(program, "cuda")
+    out = kernel(*arrays)
+    want = torch.from_numpy(
+        np.asarray(en.evaluate(program, *[x.float().cpu().numpy().astype(ml_dtypes.bfloat16) for x in arrays]))
+    )
+    assert torch.isfinite(out).all()
+    assert ((out.double().cpu() - want).norm() / want.norm()).item() < 4e-3
