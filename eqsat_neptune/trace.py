@@ -13,7 +13,8 @@ import numpy as np
 
 from .errors import EqsatError, InputError, ShapeError, TraceError
 from .frontend import dtypes
-from .frontend.tensor import _CURRENT, Map, Tensor, Trace, affine_term
+from .frontend.tensor import Tensor
+from .frontend.tracing import _CURRENT, Map, Trace, affine_term
 from .frontend.views import sink_slices
 from .frontend.wide import reads_wide
 from .program import Input, Output, Program, TensorSpec

@@ -8,7 +8,10 @@ pytest_plugins = ["eqsat_neptune.testing.pytest_plugin"]  # tests over rules
 
 
 # what says that rules, compilations and emitted code are sound: `-m soundness`, slow ones among them
-SOUNDNESS = ("rules", "repair", "soundness", "testing", "infinities", "verify", "fuzz", "cache", "shapes_and_values", "specials", "real", "resized_facts")
+SOUNDNESS = (
+    "rules", "repair", "soundness", "testing", "facts", "infinities", "cancelling", "wide", "verify", "fuzz", "cache", "shapes_and_values",
+    "specials", "real", "resized_facts",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,11 @@
 |---|---|
 | `axes.py` | which axes are one, split, or must stay apart |
 | `dtypes.py` | promotion |
-| `tensor.py` | what a traced tensor is; the primitives: align, reduce, reshape, read, take |
+| `tracing.py` | what a traced function has made: axes, terms, and the names under which these may be read |
+| `tensor.py` | what a traced tensor is |
+| `arguments.py` | what functions may be given |
+| `primitives.py` | align, elementwise, reduce, reshape, read, take |
+| `subscripts.py` | what may stand in x[…] |
 | `creation.py` … `extras.py` | the functions of `xp`, each in terms of the primitives |
 | `views.py` | slices of computed tensors, moved inwards where that is free |
 """

@@ -6,7 +6,7 @@ from typing import Any
 from .. import terms
 from ..errors import DtypeError
 from ..program import DTYPES, dtype_name
-from . import dtypes, tensor
+from . import arguments, dtypes, primitives, tracing
 from .dtypes import DEFAULT_FLOAT, DEFAULT_INT
 from .tensor import Tensor
 
@@ -18,20 +18,20 @@ __all__ = [
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Tensor:
     """x in another dtype.  → nothing between floats (terms are real numbers; but see wide.py for products of what was cast to
     float32), trunc from float to integer, ne 0 to bool."""
-    x, to = tensor.lift(x), dtype_name(dtype)
+    x, to = arguments.lift(x), dtype_name(dtype)
     if dtypes.kind(to) == "bool" and dtypes.kind(x.dtype) != "bool":
-        return tensor.elementwise(lambda t: tensor.binary("ne", t, terms.num(0.0)), [x], to)
+        return primitives.elementwise(lambda t: primitives.binary("ne", t, terms.num(0.0)), [x], to)
     if dtypes.kind(to) == "int" and dtypes.kind(x.dtype) == "float":
-        return tensor.elementwise(lambda t: tensor.unary("trunc", t), [x], to)
+        return primitives.elementwise(lambda t: primitives.unary("trunc", t), [x], to)
     return x.trace.tensor(x.term, x.dims, to)
 
 
 def result_type(*arrays_and_dtypes: Any) -> str:
     """The dtype that these promote to."""
-    xs = [tensor.current().constant(0, dtype_name(a)) if isinstance(a, str) else tensor.argument(a) for a in arrays_and_dtypes]
+    xs = [tracing.current().constant(0, dtype_name(a)) if isinstance(a, str) else arguments.argument(a) for a in arrays_and_dtypes]
     if not xs:
         raise DtypeError("result_type needs an argument")
-    return tensor.result_dtype(*xs)
+    return arguments.result_dtype(*xs)
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:

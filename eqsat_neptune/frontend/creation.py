@@ -8,7 +8,7 @@ from typing import Any
 from .. import terms
 from ..errors import ShapeError, TraceError
 from ..program import dtype_name
-from . import tensor
+from . import arguments, primitives, tracing
 from .casts import astype
 from .dtypes import DEFAULT_FLOAT
 from .elementwise import equal, greater_equal, less_equal, where
@@ -24,16 +24,16 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: builtin
     """A tensor as it is, or a number as a tensor without dimensions.  Arrays are no constants: pass them as inputs."""
     if isinstance(obj, (list, tuple)):
         raise TraceError("a list cannot become a tensor", "pass it as an input, or build it with xp.arange, xp.where or xp.stack")
-    x = tensor.lift(obj)
+    x = arguments.lift(obj)
     return x if dtype is None else astype(x, dtype)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """The same value everywhere.  → a number (or a tensor without dimensions), broadcast."""
-    x = tensor.lift(fill_value) if dtype is None else astype(tensor.lift(fill_value), dtype)
+    x = arguments.lift(fill_value) if dtype is None else astype(arguments.lift(fill_value), dtype)
     if x.shape:
         raise ShapeError(f"the value of full must be a number, not of shape {x.shape}", "use xp.broadcast_to")
-    return tensor.broadcast_to(x, tensor.shape_of(shape))
+    return primitives.broadcast_to(x, arguments.shape_of(shape))
 
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
@@ -53,7 +53,7 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
 
 def full_like(x: Tensor, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Tensor:
     """`full` with the shape and dtype of x."""
-    x = tensor.lift(x)
+    x = arguments.lift(x)
     return full(x.shape, fill_value, dtype=dtype or x.dtype)
 
 
@@ -75,15 +75,15 @@ def empty_like(x: Tensor, /, *, dtype: Any = None, device: Any = None) -> Tensor
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Tensor:
     """start, start + step, … below stop; int64 if all are ints, else float32.  → start + step·iota."""
     start, stop = (0, start) if stop is None else (start, stop)
-    numbers = [tensor.argument(v) for v in (start, stop, step)]
+    numbers = [arguments.argument(v) for v in (start, stop, step)]
     if builtins.any(isinstance(v, Tensor) for v in numbers):
         raise TraceError("arange needs Python numbers", "its length must not depend on a tensor's values")
     first, last, by = numbers
     if by == 0:
         raise ShapeError("the step of arange must not be 0")
-    name = dtype_name(dtype) if dtype is not None else tensor.result_dtype(*numbers)
+    name = dtype_name(dtype) if dtype is not None else arguments.result_dtype(*numbers)
     count = builtins.max(0, math.ceil((last - first) / by))                     # type: ignore[operator]
-    trace = tensor.current()
+    trace = tracing.current()
     own = trace.axes.fresh(count)
     if count == 0:
         return trace.empty((0,), name)
@@ -94,8 +94,8 @@ def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: builtins.bool = True
 ) -> Tensor:
     """`num` numbers evenly spaced from start to stop.  → start + iota·step."""
-    count = tensor.count(num, "the number of elements")
-    start, stop = tensor.argument(start), tensor.argument(stop)
+    count = arguments.count(num, "the number of elements")
+    start, stop = arguments.argument(start), arguments.argument(stop)
     steps = count - 1 if endpoint else count
     position = arange(count, dtype=dtype_name(dtype) if dtype is not None else DEFAULT_FLOAT)
     return start + position * ((stop - start) / steps if steps > 0 else 0.0)
@@ -103,9 +103,9 @@ def linspace(
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Tensor:
     """1 where column = row + k, else 0.  → eq of positions."""
-    rows, columns = (tensor.count(n, "an extent") for n in (n_rows, n_rows if n_cols is None else n_cols))
+    rows, columns = (arguments.count(n, "an extent") for n in (n_rows, n_rows if n_cols is None else n_cols))
     i, j = arange(rows), arange(columns)
-    return astype(equal(tensor.expand(i, 1) + k, j), dtype or DEFAULT_FLOAT)
+    return astype(equal(primitives.expand(i, 1) + k, j), dtype or DEFAULT_FLOAT)
 
 
 def tril(x: Tensor, /, *, k: int = 0) -> Tensor:
@@ -119,8 +119,8 @@ def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
 
 
 def _triangle(x: Tensor, k: int, name: str) -> Tensor:
-    x = tensor.lift(x)
+    x = arguments.lift(x)
     if x.ndim < 2:
         raise ShapeError(f"{name} needs two or more dimensions, got shape {x.shape}")
-    i, j = tensor.expand(arange(x.shape[-2]), 1) + tensor.extent(k), arange(x.shape[-1])
+    i, j = primitives.expand(arange(x.shape[-2]), 1) + arguments.extent(k), arange(x.shape[-1])
     return where(less_equal(j, i) if name == "tril" else greater_equal(j, i), x, 0)

@@ -9,7 +9,7 @@ from .. import terms
 from ..errors import DtypeError
 from ..program import DTYPES
 from ..terms import Term
-from . import dtypes, tensor
+from . import arguments, dtypes, primitives
 from .dtypes import kind
 from .tensor import Tensor
 
@@ -87,7 +87,7 @@ __all__ = [
 
 
 def _numeric(x: Any, name: str) -> Tensor | builtins.bool | int | float:
-    x = tensor.argument(x)
+    x = arguments.argument(x)
     if (x.dtype if isinstance(x, Tensor) else dtypes.of_number(x)) == "bool":
         raise DtypeError(f"{name} of a bool", "use astype first, or & | ^ ~")
     return x
@@ -95,8 +95,8 @@ def _numeric(x: Any, name: str) -> Tensor | builtins.bool | int | float:
 
 def _floating(f: str) -> Any:
     def function(x: Any, /) -> Tensor:
-        x = tensor.lift(x)
-        return tensor.elementwise(lambda t: tensor.unary(f, t), [x], dtypes.floating(x.dtype))
+        x = arguments.lift(x)
+        return primitives.elementwise(lambda t: primitives.unary(f, t), [x], dtypes.floating(x.dtype))
     function.__name__ = function.__qualname__ = f
     return function
 
@@ -120,8 +120,8 @@ reciprocal = _documented("recip", "reciprocal", "1 / x.  → recip.")
 
 def _whole(f: str, name: str, doc: str) -> Any:
     def function(x: Any, /) -> Tensor:
-        x = tensor.lift(x)
-        return x if kind(x.dtype) != "float" else tensor.elementwise(lambda t: tensor.unary(f, t), [x], x.dtype)
+        x = arguments.lift(x)
+        return x if kind(x.dtype) != "float" else primitives.elementwise(lambda t: primitives.unary(f, t), [x], x.dtype)
     function.__name__, function.__qualname__, function.__doc__ = name, name, doc
     return function
 
@@ -134,27 +134,27 @@ round = _whole("round", "round", "The nearest integer, ties to even, in x's dtyp
 
 def abs(x: Any, /) -> Tensor:
     """|x|.  → abs."""
-    x = tensor.lift(x)
+    x = arguments.lift(x)
     if kind(x.dtype) == "bool" or dtypes.is_unsigned(x.dtype):
         return x
-    return tensor.elementwise(lambda t: tensor.unary("abs", t), [x], x.dtype)
+    return primitives.elementwise(lambda t: primitives.unary("abs", t), [x], x.dtype)
 
 
 def sign(x: Any, /) -> Tensor:
     """−1, 0 or 1 (NaN of NaN).  → sign."""
-    x = tensor.lift(_numeric(x, "sign"))
-    return tensor.elementwise(lambda t: tensor.unary("sign", t), [x], x.dtype)
+    x = arguments.lift(_numeric(x, "sign"))
+    return primitives.elementwise(lambda t: primitives.unary("sign", t), [x], x.dtype)
 
 
 def negative(x: Any, /) -> Tensor:
     """−x.  → mul by −1."""
-    x = tensor.lift(_numeric(x, "negative"))
-    return tensor.elementwise(terms.neg, [x], x.dtype)
+    x = arguments.lift(_numeric(x, "negative"))
+    return primitives.elementwise(terms.neg, [x], x.dtype)
 
 
 def positive(x: Any, /) -> Tensor:
     """x."""
-    return tensor.lift(x)
+    return arguments.lift(x)
 
 
 def square(x: Any, /) -> Tensor:
@@ -164,7 +164,7 @@ def square(x: Any, /) -> Tensor:
 
 def real(x: Any, /) -> Tensor:
     """x: all tensors are real."""
-    return tensor.lift(x)
+    return arguments.lift(x)
 
 
 conj = real
@@ -172,10 +172,10 @@ conj = real
 
 def _test(f: str, doc: str) -> Any:
     def function(x: Any, /) -> Tensor:
-        x = tensor.lift(x)
+        x = arguments.lift(x)
         if kind(x.dtype) != "float":
-            return tensor.elementwise(lambda t: terms.num(f == "isfinite"), [x], "bool")
-        return tensor.elementwise(lambda t: tensor.unary(f, t), [x], "bool")
+            return primitives.elementwise(lambda t: terms.num(f == "isfinite"), [x], "bool")
+        return primitives.elementwise(lambda t: primitives.unary(f, t), [x], "bool")
     function.__name__, function.__qualname__, function.__doc__ = f, f, doc
     return function
 
@@ -192,64 +192,64 @@ def signbit(x: Any, /) -> Tensor:
 
 def logical_not(x: Any, /) -> Tensor:
     """Is x zero?  → not."""
-    return tensor.elementwise(lambda t: tensor.unary("not", t), [x], "bool")
+    return primitives.elementwise(lambda t: primitives.unary("not", t), [x], "bool")
 
 
 def bitwise_invert(x: Any, /) -> Tensor:
     """~x: `not` of a bool, −x − 1 of an integer."""
-    x = tensor.lift(x)
+    x = arguments.lift(x)
     if x.dtype == "bool":
         return logical_not(x)
     need_kind(x, "int", "bitwise_invert")
     all_ones = 2.0 ** (8 * DTYPES[x.dtype]) - 1 if dtypes.is_unsigned(x.dtype) else -1.0
-    return tensor.elementwise(lambda t: terms.add(terms.neg(t), all_ones), [x], x.dtype)
+    return primitives.elementwise(lambda t: terms.add(terms.neg(t), all_ones), [x], x.dtype)
 
 
 def add(x1: Any, x2: Any, /) -> Tensor:
     """x1 + x2 (`or` of two bools).  → add."""
-    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
+    dtype = arguments.result_dtype(arguments.argument(x1), arguments.argument(x2))
     if dtype == "bool":
         return logical_or(x1, x2)
-    return tensor.elementwise(terms.add, [x1, x2], dtype)
+    return primitives.elementwise(terms.add, [x1, x2], dtype)
 
 
 def subtract(x1: Any, x2: Any, /) -> Tensor:
     """x1 − x2.  → add of −1·x2."""
-    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
+    dtype = arguments.result_dtype(arguments.argument(x1), arguments.argument(x2))
     if dtype == "bool":
         raise DtypeError("two bools cannot be subtracted", "use x ^ y (exclusive or), or astype first")
-    return tensor.elementwise(terms.sub, [x1, x2], dtype)
+    return primitives.elementwise(terms.sub, [x1, x2], dtype)
 
 
 def multiply(x1: Any, x2: Any, /) -> Tensor:
     """x1·x2 (`and` of two bools).  → mul."""
-    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
+    dtype = arguments.result_dtype(arguments.argument(x1), arguments.argument(x2))
     if dtype == "bool":
         return logical_and(x1, x2)
-    return tensor.elementwise(terms.mul, [x1, x2], dtype)
+    return primitives.elementwise(terms.mul, [x1, x2], dtype)
 
 
 def divide(x1: Any, x2: Any, /) -> Tensor:
     """x1 / x2, floating.  → mul by recip(x2)."""
-    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
-    return tensor.elementwise(terms.div, [x1, x2], dtypes.floating(dtype))
+    dtype = arguments.result_dtype(arguments.argument(x1), arguments.argument(x2))
+    return primitives.elementwise(terms.div, [x1, x2], dtypes.floating(dtype))
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Tensor:
     """⌊x1 / x2⌋.  → floordiv."""
-    dtype = tensor.result_dtype(_numeric(x1, "floor_divide"), _numeric(x2, "floor_divide"))
-    return tensor.elementwise(lambda a, b: tensor.binary("floordiv", a, b), [x1, x2], dtype)
+    dtype = arguments.result_dtype(_numeric(x1, "floor_divide"), _numeric(x2, "floor_divide"))
+    return primitives.elementwise(lambda a, b: primitives.binary("floordiv", a, b), [x1, x2], dtype)
 
 
 def remainder(x1: Any, x2: Any, /) -> Tensor:
     """x1 − x2·⌊x1 / x2⌋: the sign of x2, as Python's %.  → mod."""
-    dtype = tensor.result_dtype(_numeric(x1, "remainder"), _numeric(x2, "remainder"))
-    return tensor.elementwise(lambda a, b: tensor.binary("mod", a, b), [x1, x2], dtype)
+    dtype = arguments.result_dtype(_numeric(x1, "remainder"), _numeric(x2, "remainder"))
+    return primitives.elementwise(lambda a, b: primitives.binary("mod", a, b), [x1, x2], dtype)
 
 
 def pow(x1: Any, x2: Any, /) -> Tensor:
     """x1 to the power x2.  → products for exponents 1 to 4, sqrt, rsqrt, recip for 0.5, −0.5, −1, else pow."""
-    dtype = tensor.result_dtype(_numeric(x1, "pow"), _numeric(x2, "pow"))
+    dtype = arguments.result_dtype(_numeric(x1, "pow"), _numeric(x2, "pow"))
 
     def build(a: Term, b: Term) -> Term:
         if a.op != "num" and b.op == "num":
@@ -257,20 +257,20 @@ def pow(x1: Any, x2: Any, /) -> Tensor:
                 case 1 | 2 | 3 | 4:
                     return terms.mul(*[a] * int(b.attr))
                 case 0.5:
-                    return tensor.unary("sqrt", a)
+                    return primitives.unary("sqrt", a)
                 case -0.5:
-                    return tensor.unary("rsqrt", a)
+                    return primitives.unary("rsqrt", a)
                 case -1 if kind(dtype) == "float":
-                    return tensor.unary("recip", a)
-        return tensor.binary("pow", a, b)
+                    return primitives.unary("recip", a)
+        return primitives.binary("pow", a, b)
 
-    return tensor.elementwise(build, [x1, x2], dtype)
+    return primitives.elementwise(build, [x1, x2], dtype)
 
 
 def _pairwise(f: str, name: str, doc: str, floating: builtins.bool = False) -> Any:
     def function(x1: Any, x2: Any, /) -> Tensor:
-        dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
-        return tensor.elementwise(lambda a, b: tensor.binary(f, a, b), [x1, x2], dtypes.floating(dtype) if floating else dtype)
+        dtype = arguments.result_dtype(arguments.argument(x1), arguments.argument(x2))
+        return primitives.elementwise(lambda a, b: primitives.binary(f, a, b), [x1, x2], dtypes.floating(dtype) if floating else dtype)
     function.__name__, function.__qualname__, function.__doc__ = name, name, doc
     return function
 
@@ -284,20 +284,20 @@ copysign = _pairwise("copysign", "copysign", "|x1| with the sign of x2.  → cop
 
 def logaddexp(x1: Any, x2: Any, /) -> Tensor:
     """log(exp x1 + exp x2).  → max + log1p(exp(−|x1 − x2|)), the same infinity where both are it."""
-    dtype = dtypes.floating(tensor.result_dtype(tensor.argument(x1), tensor.argument(x2)))
+    dtype = dtypes.floating(arguments.result_dtype(arguments.argument(x1), arguments.argument(x2)))
 
     def build(a: Term, b: Term) -> Term:
-        below = terms.neg(tensor.unary("abs", terms.sub(a, b)))
-        apart = terms.add(tensor.binary("max", a, b), tensor.unary("log1p", tensor.unary("exp", below)))
-        return terms.where(tensor.binary("eq", a, b), terms.add(a, math.log(2.0)), apart)
+        below = terms.neg(primitives.unary("abs", terms.sub(a, b)))
+        apart = terms.add(primitives.binary("max", a, b), primitives.unary("log1p", primitives.unary("exp", below)))
+        return terms.where(primitives.binary("eq", a, b), terms.add(a, math.log(2.0)), apart)
 
-    return tensor.elementwise(build, [x1, x2], dtype)
+    return primitives.elementwise(build, [x1, x2], dtype)
 
 
 def _comparison(f: str, name: str, doc: str, swap: builtins.bool = False) -> Any:
     def function(x1: Any, x2: Any, /) -> Tensor:
-        tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
-        return tensor.elementwise(lambda a, b: tensor.binary(f, b, a) if swap else tensor.binary(f, a, b), [x1, x2], "bool")
+        arguments.result_dtype(arguments.argument(x1), arguments.argument(x2))
+        return primitives.elementwise(lambda a, b: primitives.binary(f, b, a) if swap else primitives.binary(f, a, b), [x1, x2], "bool")
     function.__name__, function.__qualname__, function.__doc__ = name, name, doc
     return function
 
@@ -320,7 +320,7 @@ def need_kind(x: Tensor, what: str, name: str) -> None:
 
 def _bitwise(name: str, on_bools: Any) -> Any:
     def function(x1: Any, x2: Any, /) -> Tensor:
-        for x in (tensor.lift(x1), tensor.lift(x2)):
+        for x in (arguments.lift(x1), arguments.lift(x2)):
             if x.dtype != "bool":
                 raise DtypeError(f"{name} of {x.dtype}: only bools can be combined bit by bit",
                                  "compare first, as in (x > 0) & (y > 0); Python's & binds tighter than comparisons")
@@ -335,29 +335,29 @@ bitwise_xor = _bitwise("bitwise_xor", logical_xor)
 
 def _shift(name: str, x1: Any, x2: Any) -> str:
     """The dtype of a shift."""
-    for x in (tensor.lift(x1), tensor.lift(x2)):
+    for x in (arguments.lift(x1), arguments.lift(x2)):
         need_kind(x, "int", name)
-    by = tensor.argument(x2)
+    by = arguments.argument(x2)
     if isinstance(by, int) and not 0 <= by < 64:
         raise DtypeError(f"{name} by {by}", "shift by 0 … 63 bits")
-    return tensor.result_dtype(tensor.argument(x1), by)
+    return arguments.result_dtype(arguments.argument(x1), by)
 
 
 def bitwise_left_shift(x1: Any, x2: Any, /) -> Tensor:
     """x1·2^x2 of integers.  → mul by pow(2, x2)."""
     dtype = _shift("bitwise_left_shift", x1, x2)
-    return tensor.elementwise(lambda a, b: terms.mul(a, tensor.binary("pow", terms.num(2.0), b)), [x1, x2], dtype)
+    return primitives.elementwise(lambda a, b: terms.mul(a, primitives.binary("pow", terms.num(2.0), b)), [x1, x2], dtype)
 
 
 def bitwise_right_shift(x1: Any, x2: Any, /) -> Tensor:
     """⌊x1 / 2^x2⌋ of integers.  → floordiv by pow(2, x2)."""
     dtype = _shift("bitwise_right_shift", x1, x2)
-    return tensor.elementwise(lambda a, b: tensor.binary("floordiv", a, tensor.binary("pow", terms.num(2.0), b)), [x1, x2], dtype)
+    return primitives.elementwise(lambda a, b: primitives.binary("floordiv", a, primitives.binary("pow", terms.num(2.0), b)), [x1, x2], dtype)
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
     """x kept within [min, max]; either may be absent.  → min(max(x, lo), hi)."""
-    x = tensor.lift(x)
+    x = arguments.lift(x)
     if min is not None:
         x = maximum(x, min)
     return x if max is None else minimum(x, max)
@@ -365,5 +365,5 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:
 
 def where(condition: Any, x1: Any, x2: Any, /) -> Tensor:
     """x1 where the condition holds, else x2; what is not chosen does not count, not even NaN.  → where."""
-    dtype = tensor.result_dtype(tensor.argument(x1), tensor.argument(x2))
-    return tensor.elementwise(terms.where, [condition, x1, x2], dtype)
+    dtype = arguments.result_dtype(arguments.argument(x1), arguments.argument(x2))
+    return primitives.elementwise(terms.where, [condition, x1, x2], dtype)

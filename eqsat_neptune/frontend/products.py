@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ShapeError
 from ..terms import Affine
-from . import dtypes, tensor
+from . import arguments, dtypes, primitives
 from .casts import astype
 from .elementwise import abs, multiply, pow
 from .reductions import count_nonzero, max, min, sum
@@ -21,7 +21,7 @@ __all__ = [
 
 def matmul(x1: Any, x2: Any, /) -> Tensor:
     """Matrix product of the last two dimensions; those before broadcast; vectors as in the standard.  → red + of mul."""
-    a, b = tensor.lift(x1), tensor.lift(x2)
+    a, b = arguments.lift(x1), arguments.lift(x2)
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError(f"matmul needs dimensions: {a.shape} @ {b.shape}", "multiply by a number with *")
     rows, columns = a.ndim > 1, b.ndim > 1
@@ -29,32 +29,32 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
         rows_of_b = b.shape[-2 if columns else -1]
         raise ShapeError(f"matmul of {a.shape} and {b.shape}: {a.shape[-1]} columns against {rows_of_b} rows",
                          "the last dimension of the first must equal the last but one of the second; x.mT transposes")
-    a = tensor.expand(a if rows else tensor.expand(a, 0), a.ndim + (not rows))                # (…, n, k, 1)
-    b = b if columns else tensor.expand(b, 1)
-    b = tensor.expand(b, b.ndim - 2)                                                   # (…, 1, k, m)
-    out = sum(multiply(a, b), axis=-2, dtype=tensor.result_dtype(tensor.lift(x1), tensor.lift(x2)))
+    a = primitives.expand(a if rows else primitives.expand(a, 0), a.ndim + (not rows))                # (…, n, k, 1)
+    b = b if columns else primitives.expand(b, 1)
+    b = primitives.expand(b, b.ndim - 2)                                                   # (…, 1, k, m)
+    out = sum(multiply(a, b), axis=-2, dtype=arguments.result_dtype(arguments.lift(x1), arguments.lift(x2)))
     drop = [i for i, keep in ((out.ndim - 2, rows), (out.ndim - 1, columns)) if not keep]
     return squeeze(out, tuple(drop)) if drop else out
 
 
 def matrix_transpose(x: Any, /) -> Tensor:
     """The last two dimensions swapped.  → nothing."""
-    return tensor.lift(x).mT
+    return arguments.lift(x).mT
 
 
 def vecdot(x1: Any, x2: Any, /, axis: int = -1) -> Tensor:
     """Σ x1·x2 over one axis.  → red + of mul."""
-    return sum(multiply(x1, x2), axis=axis, dtype=tensor.result_dtype(tensor.argument(x1), tensor.argument(x2)))
+    return sum(multiply(x1, x2), axis=axis, dtype=arguments.result_dtype(arguments.argument(x1), arguments.argument(x2)))
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Tensor:
     """Contract the last `axes` dimensions of x1 with the first of x2, or the pairs that two sequences give.  → red + of mul."""
-    a, b = tensor.lift(x1), tensor.lift(x2)
+    a, b = arguments.lift(x1), arguments.lift(x2)
     if isinstance(axes, (tuple, list)):
         lists = [s if isinstance(s, (tuple, list)) else (s,) for s in axes]
-        da, db = ([tensor.dimension(i, t.ndim) for i in s] for s, t in zip(lists, (a, b)))
+        da, db = ([arguments.dimension(i, t.ndim) for i in s] for s, t in zip(lists, (a, b)))
     else:
-        n = tensor.extent(axes)
+        n = arguments.extent(axes)
         if not 0 <= n <= builtins.min(a.ndim, b.ndim):
             raise ShapeError(f"tensordot over {n} axes of {a.shape} and {b.shape}")
         da, db = list(range(a.ndim - n, a.ndim)), list(range(n))
@@ -70,7 +70,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Tensor:
 def einsum(subscripts: str, /, *operands: Any) -> Tensor:
     """Einstein summation, with "...", repeated letters (diagonals) and an implicit output.  Three operands or more are contracted
     from left to right.  → red + of mul."""
-    xs = [tensor.lift(x) for x in operands]
+    xs = [arguments.lift(x) for x in operands]
     labels, out = _parsed(subscripts, [x.shape for x in xs])
     total: Tensor | None = None
     have: list[Label] = []
@@ -86,7 +86,7 @@ def einsum(subscripts: str, /, *operands: Any) -> Tensor:
             total = sum(total, axis=drop, dtype=total.dtype)
             have = [c for c in have if c in later]
     assert total is not None
-    return tensor.permute(total, [have.index(c) for c in out])
+    return primitives.permute(total, [have.index(c) for c in out])
 
 
 Label = str | int                       # a letter; or a dimension of "...", counted from its last: −1, −2, …
@@ -127,10 +127,10 @@ def _parsed(subscripts: str, shapes: list[tuple[int, ...]]) -> tuple[list[list[L
 
 
 def _laid_out(x: Tensor, labels: list[Label], want: list[Label]) -> Tensor:
-    x = tensor.permute(x, [labels.index(c) for c in want if c in labels])
+    x = primitives.permute(x, [labels.index(c) for c in want if c in labels])
     for i, c in enumerate(want):
         if c not in labels:
-            x = tensor.expand(x, i)
+            x = primitives.expand(x, i)
     return x
 
 
@@ -149,8 +149,8 @@ def _diagonal(x: Tensor, i: int, j: int) -> Tensor:
     if 0 in x.shape:
         return trace.empty([n for p, n in enumerate(x.shape) if p != j], x.dtype)
     own = ax.fresh(x.shape[i])
-    x = tensor.shifted(x, i, own, ax.linear(own))
-    x = tensor.shifted(x, j, (), Affine()) if not own else _at_same(x, j, own)
+    x = primitives.shifted(x, i, own, ax.linear(own))
+    x = primitives.shifted(x, j, (), Affine()) if not own else _at_same(x, j, own)
     return trace.tensor(x.term, [d for p, d in enumerate(x.dims) if p != j], x.dtype)
 
 
@@ -173,17 +173,17 @@ class _Linalg:
     @staticmethod
     def outer(x1: Any, x2: Any, /) -> Tensor:
         """x1[i]·x2[j]."""
-        return multiply(tensor.expand(tensor.lift(x1), 1), x2)
+        return multiply(primitives.expand(arguments.lift(x1), 1), x2)
 
     @staticmethod
     def diagonal(x: Any, /, *, offset: int = 0) -> Tensor:
         """x[…, i, i + offset]."""
-        x, k = tensor.lift(x), tensor.extent(offset)
+        x, k = arguments.lift(x), arguments.extent(offset)
         if x.ndim < 2:
             raise ShapeError(f"diagonal needs two or more dimensions, got shape {x.shape}")
         rows, columns = builtins.max(-k, 0), builtins.max(k, 0)
         n = builtins.max(0, builtins.min(x.shape[-2] - rows, x.shape[-1] - columns))
-        x = tensor.part(tensor.part(x, x.ndim - 2, rows, n), x.ndim - 1, columns, n)
+        x = primitives.part(primitives.part(x, x.ndim - 2, rows, n), x.ndim - 1, columns, n)
         return _diagonal(x, x.ndim - 2, x.ndim - 1)
 
     @staticmethod
@@ -194,7 +194,7 @@ class _Linalg:
     @staticmethod
     def vector_norm(x: Any, /, axis: Any = None, keepdims: builtins.bool = False, ord: int | float = 2) -> Tensor:
         """(Σ |x|^ord)^(1/ord) over axis; ord inf, −inf, 0, 1, 2 or another number."""
-        x = tensor.lift(x)
+        x = arguments.lift(x)
         if ord == math.inf:
             return max(abs(x), axis=axis, keepdims=keepdims)
         if ord == -math.inf:

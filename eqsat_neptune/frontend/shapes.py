@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ShapeError, TraceError
 from ..terms import Affine
-from . import tensor
+from . import arguments, primitives
 from .casts import astype
 from .creation import arange, full
 from .dtypes import DEFAULT_INT
@@ -23,8 +23,8 @@ __all__ = [
 
 def reshape(x: Any, /, shape: Any, *, copy: builtins.bool | None = None) -> Tensor:
     """Row-major; one extent may be −1.  → nothing: axes split and merge (a gather where 6·4 becomes 8·3)."""
-    x = tensor.lift(x)
-    new = [tensor.extent(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))]
+    x = arguments.lift(x)
+    new = [arguments.extent(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,))]
     if new.count(-1) == 1:
         rest = -math.prod(new)
         if rest == 0 or x.size % rest:
@@ -32,40 +32,40 @@ def reshape(x: Any, /, shape: Any, *, copy: builtins.bool | None = None) -> Tens
         new[new.index(-1)] = x.size // rest
     if builtins.any(n < 0 for n in new):
         raise ShapeError(f"cannot reshape to {tuple(new)}", "an extent is ≥ 0; one may be −1")
-    return tensor.reshape(x, new)
+    return primitives.reshape(x, new)
 
 
 def permute_dims(x: Any, /, axes: Any) -> Tensor:
     """Dimensions in another order.  → nothing."""
-    x = tensor.lift(x)
-    order = [tensor.dimension(a, x.ndim) for a in axes]
+    x = arguments.lift(x)
+    order = [arguments.dimension(a, x.ndim) for a in axes]
     if sorted(order) != list(range(x.ndim)):
         raise ShapeError(f"{tuple(axes)} is no order of the {x.ndim} dimensions of {x.shape}", "name each dimension once")
-    return tensor.permute(x, order)
+    return primitives.permute(x, order)
 
 
 def moveaxis(x: Any, source: Any, destination: Any, /) -> Tensor:
     """Dimensions `source` at `destination`, the others in their order.  → nothing."""
-    x = tensor.lift(x)
-    a, b = ([tensor.dimension(i, x.ndim) for i in (s if isinstance(s, (tuple, list)) else (s,))] for s in (source, destination))
+    x = arguments.lift(x)
+    a, b = ([arguments.dimension(i, x.ndim) for i in (s if isinstance(s, (tuple, list)) else (s,))] for s in (source, destination))
     if len(a) != len(b) or len(set(a)) < len(a) or len(set(b)) < len(b):
         raise ShapeError(f"moveaxis from {source} to {destination}", "name as many different dimensions in both")
     order = [i for i in range(x.ndim) if i not in a]
     for to, frm in sorted(zip(b, a)):
         order.insert(to, frm)
-    return tensor.permute(x, order)
+    return primitives.permute(x, order)
 
 
 def expand_dims(x: Any, /, axis: int = 0) -> Tensor:
     """A dimension of extent 1 inserted at `axis`.  → nothing."""
-    x = tensor.lift(x)
-    return tensor.expand(x, tensor.dimension(axis, x.ndim, 1))
+    x = arguments.lift(x)
+    return primitives.expand(x, arguments.dimension(axis, x.ndim, 1))
 
 
 def squeeze(x: Any, /, axis: Any) -> Tensor:
     """Dimensions of extent 1 removed.  → nothing."""
-    x = tensor.lift(x)
-    drop = tensor.dimensions(axis, x.ndim)
+    x = arguments.lift(x)
+    drop = arguments.dimensions(axis, x.ndim)
     for i in drop:
         if x.shape[i] != 1:
             raise ShapeError(f"cannot squeeze dimension {i} of {x.shape}: its extent is {x.shape[i]}, not 1")
@@ -74,19 +74,19 @@ def squeeze(x: Any, /, axis: Any) -> Tensor:
 
 def broadcast_to(x: Any, /, shape: Any) -> Tensor:
     """x repeated along new dimensions and those of extent 1.  → nothing."""
-    return tensor.broadcast_to(tensor.lift(x), tensor.shape_of(shape))
+    return primitives.broadcast_to(arguments.lift(x), arguments.shape_of(shape))
 
 
 def broadcast_arrays(*arrays: Any) -> list[Tensor]:
     """All broadcast to their common shape.  → nothing."""
-    xs = [tensor.lift(a) for a in arrays]
-    shape = tensor.broadcast_shape([x.shape for x in xs]) if xs else ()
-    return [tensor.broadcast_to(x, shape) for x in xs]
+    xs = [arguments.lift(a) for a in arrays]
+    shape = arguments.broadcast_shape([x.shape for x in xs]) if xs else ()
+    return [primitives.broadcast_to(x, shape) for x in xs]
 
 
 def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
     """Coordinates of a grid, from a vector for each of its dimensions.  → broadcasts."""
-    xs = [tensor.lift(a) for a in arrays]
+    xs = [arguments.lift(a) for a in arrays]
     if builtins.any(x.ndim > 1 for x in xs):
         raise ShapeError("meshgrid takes vectors")
     if indexing not in ("xy", "ij"):
@@ -94,41 +94,41 @@ def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
     place = list(range(len(xs)))
     if indexing == "xy" and len(xs) > 1:
         place[:2] = [1, 0]
-    spread = [tensor.reshape(x, [x.size if p == i else 1 for i in range(len(xs))]) for p, x in zip(place, xs)]
+    spread = [primitives.reshape(x, [x.size if p == i else 1 for i in range(len(xs))]) for p, x in zip(place, xs)]
     return broadcast_arrays(*spread)
 
 
 def flip(x: Any, /, axis: Any = None) -> Tensor:
     """Order reversed along axis.  → an affine index (a view if x is computed)."""
-    x = tensor.lift(x)
-    over = tensor.dimensions(axis, x.ndim)
-    return tensor.read(x, [(n - 1, -1, n) if i in over and n > 1 else None for i, n in enumerate(x.shape)])
+    x = arguments.lift(x)
+    over = arguments.dimensions(axis, x.ndim)
+    return primitives.read(x, [(n - 1, -1, n) if i in over and n > 1 else None for i, n in enumerate(x.shape)])
 
 
 def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Tensor:
     """Elements moved by `shift` along axis, around the end; axis None: of the flattened tensor.  → where of two reads."""
-    x = tensor.lift(x)
+    x = arguments.lift(x)
     if axis is None:
-        return tensor.reshape(roll(tensor.reshape(x, [x.size]), shift, axis=0), x.shape)
+        return primitives.reshape(roll(primitives.reshape(x, [x.size]), shift, axis=0), x.shape)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
     if len(shifts) != len(axes):
         raise ShapeError(f"roll by {shift} over axis {axis}: give a shift for each axis")
     for s, a in zip(shifts, axes):
-        d = tensor.dimension(a, x.ndim)
+        d = arguments.dimension(a, x.ndim)
         n = x.shape[d]
-        s = tensor.extent(s) % n if n else 0
+        s = arguments.extent(s) % n if n else 0
         if s and 0 not in x.shape:
-            x = concat([tensor.part(x, d, n - s, s), tensor.part(x, d, 0, n - s)], axis=d)
+            x = concat([primitives.part(x, d, n - s, s), primitives.part(x, d, 0, n - s)], axis=d)
     return x
 
 
 def tile(x: Any, repetitions: Any, /) -> Tensor:
     """x repeated as a whole along each dimension.  → nothing: a new axis that x does not depend on."""
-    x = tensor.lift(x)
-    reps = tensor.shape_of(repetitions)
+    x = arguments.lift(x)
+    reps = arguments.shape_of(repetitions)
     for _ in range(len(reps) - x.ndim):
-        x = tensor.expand(x, 0)
+        x = primitives.expand(x, 0)
     reps = (1,) * (x.ndim - len(reps)) + reps
     if 0 in reps or 0 in x.shape:
         return x.trace.empty([n * r for n, r in zip(x.shape, reps)], x.dtype)
@@ -137,13 +137,13 @@ def tile(x: Any, repetitions: Any, /) -> Tensor:
 
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Tensor:
     """Each element repeated `repeats` times (an int) along axis.  → nothing: a new axis that x does not depend on."""
-    x = tensor.lift(x)
-    if isinstance(tensor.argument(repeats), Tensor):
+    x = arguments.lift(x)
+    if isinstance(arguments.argument(repeats), Tensor):
         raise TraceError("repeat by a tensor gives a shape that depends on values", "give an int")
-    r = tensor.count(repeats, "the number of repeats")
+    r = arguments.count(repeats, "the number of repeats")
     if axis is None:
-        x, axis = tensor.reshape(x, [x.size]), 0
-    d = tensor.dimension(axis, x.ndim)
+        x, axis = primitives.reshape(x, [x.size]), 0
+    d = arguments.dimension(axis, x.ndim)
     if r == 0 or 0 in x.shape:
         return x.trace.empty([n * r if i == d else n for i, n in enumerate(x.shape)], x.dtype)
     own = x.trace.axes.fresh(r)
@@ -152,14 +152,14 @@ def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Tensor:
 
 def concat(arrays: Sequence[Any], /, axis: int | None = 0) -> Tensor:
     """Tensors one after the other along axis; axis None: flattened.  → where over the position, each read at its own offset."""
-    xs = [tensor.lift(x) for x in _several(arrays, "concat")]
+    xs = [arguments.lift(x) for x in _several(arrays, "concat")]
     if axis is None:
-        xs, axis = [tensor.reshape(x, [x.size]) for x in xs], 0
+        xs, axis = [primitives.reshape(x, [x.size]) for x in xs], 0
     ndim = xs[0].ndim
-    d = tensor.dimension(axis, ndim)
+    d = arguments.dimension(axis, ndim)
     if builtins.any(x.ndim != ndim or x.shape[:d] + x.shape[d + 1:] != xs[0].shape[:d] + xs[0].shape[d + 1:] for x in xs):
         raise ShapeError(f"concat of shapes {', '.join(str(x.shape) for x in xs)} along axis {d}", "all other extents must agree")
-    dtype = tensor.result_dtype(*xs)
+    dtype = arguments.result_dtype(*xs)
     trace = xs[0].trace
     total = builtins.sum(x.shape[d] for x in xs)
     shape = [total if i == d else n for i, n in enumerate(xs[0].shape)]
@@ -172,7 +172,7 @@ def concat(arrays: Sequence[Any], /, axis: int | None = 0) -> Tensor:
     moved, start, ends = [], 0, []
     for x in xs:
         index = trace.axes.resolved(trace.axes.linear(own))
-        moved.append(tensor.shifted(x, d, trace.axes.resolve(own), Affine(index.const - start, index.terms)))
+        moved.append(primitives.shifted(x, d, trace.axes.resolve(own), Affine(index.const - start, index.terms)))
         start += x.shape[d]
         ends.append(start)
     position = trace.tensor(trace.positions(trace.axes.resolve(own)), [own if i == d else () for i in range(ndim)], DEFAULT_INT)
@@ -190,38 +190,38 @@ def _several(arrays: Any, name: str) -> Sequence[Any]:
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> Tensor:
     """Tensors of one shape along a new dimension.  → where over the position."""
-    xs = [tensor.lift(x) for x in _several(arrays, "stack")]
+    xs = [arguments.lift(x) for x in _several(arrays, "stack")]
     if builtins.any(x.shape != xs[0].shape for x in xs):
         raise ShapeError(f"stack of shapes {', '.join(str(x.shape) for x in xs)}", "all must agree; xp.concat joins others")
-    d = tensor.dimension(axis, xs[0].ndim, 1)
-    dtype = tensor.result_dtype(*xs)
+    d = arguments.dimension(axis, xs[0].ndim, 1)
+    dtype = arguments.result_dtype(*xs)
     if 0 in xs[0].shape:
         return xs[0].trace.empty([*xs[0].shape[:d], len(xs), *xs[0].shape[d:]], dtype)
     if len(xs) == 1:
-        return tensor.expand(xs[0], d)
+        return primitives.expand(xs[0], d)
     position = arange(len(xs))
     for _ in range(xs[0].ndim - d):
-        position = tensor.expand(position, position.ndim)
-    out = tensor.expand(xs[-1], d)
+        position = primitives.expand(position, position.ndim)
+    out = primitives.expand(xs[-1], d)
     for i, x in reversed(list(enumerate(xs[:-1]))):
-        out = where(equal(position, i), tensor.expand(x, d), out)
+        out = where(equal(position, i), primitives.expand(x, d), out)
     return astype(out, dtype)
 
 
 def unstack(x: Any, /, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices along one dimension.  → reads at constant indices."""
-    x = tensor.lift(x)
-    d = tensor.dimension(axis, x.ndim)
-    return tuple(tensor.read(x, [k if i == d else None for i in range(x.ndim)]) for k in range(x.shape[d]))
+    x = arguments.lift(x)
+    d = arguments.dimension(axis, x.ndim)
+    return tuple(primitives.read(x, [k if i == d else None for i in range(x.ndim)]) for k in range(x.shape[d]))
 
 
 def pad(x: Any, pad_width: Any, /, *, constant_values: Any = 0) -> Tensor:
     """A border of constants: (before, after) for all dimensions, or one pair for each.  → where over the position."""
-    x = tensor.lift(x)
+    x = arguments.lift(x)
     if isinstance(pad_width, int):
         pad_width = (pad_width, pad_width)
     pairs = [tuple(p) for p in pad_width] if isinstance(pad_width[0], (tuple, list)) else [tuple(pad_width)] * x.ndim
-    if len(pairs) != x.ndim or builtins.any(len(p) != 2 or builtins.min(map(tensor.extent, p)) < 0 for p in pairs):
+    if len(pairs) != x.ndim or builtins.any(len(p) != 2 or builtins.min(map(arguments.extent, p)) < 0 for p in pairs):
         raise ShapeError(f"pad of shape {x.shape} by {pad_width}", "give (before, after), or such a pair for each dimension")
     for d, (before, after) in enumerate(pairs):
         parts = [x]
