@@ -18,6 +18,8 @@ from ..codegen.tile import TileProgram
 from ..extraction.plan import Buffer
 
 Array = np.ndarray
+ONE = np.ones(1)  # for all points; this very object is left out of products (`Tally`)
+ONE.flags.writeable = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Sizes:
     only: Array | None = field(default=None, repr=False)
     _trips: dict[str, Array] = field(default_factory=dict, repr=False)
     _products: dict[tuple[str, ...], Array] = field(default_factory=dict, repr=False)
+    _walked: dict[tuple[str, ...], Array] = field(default_factory=dict, repr=False)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -80,7 +83,10 @@ class Sizes:
 
     def pick(self, where: Array) -> Sizes:
         """These points alone, given by their numbers."""
-        of = self.picker(where)
+        return self.at(self.picker(where))
+
+    def at(self, of: Callable[[Array], Array]) -> Sizes:
+        """The points that a picker takes."""
         tile, extent = ({a: of(x) for a, x in d.items()} for d in (self.tile, self.extent))
         return Sizes(tile, extent)
 
@@ -91,17 +97,30 @@ class Sizes:
 
     def elements(self, axes: tuple[str, ...]) -> Array:
         """Elements of a tile with these axes."""
-        if axes not in self._products:
-            out = np.ones(1)
-            for a in axes:
-                out = out * self.tile[a]
-            self._products[axes] = out
-        return self._products[axes]
+        return _product(axes, self.tile, self._products)
+
+    def walked(self, axes: tuple[str, ...]) -> Array:
+        """Elements along all of these axes."""
+        return _product(axes, self.extent, self._walked)
+
+
+def _product(axes: tuple[str, ...], of: dict[str, Array], known: dict[tuple[str, ...], Array]) -> Array:
+    if not axes:
+        return ONE
+    if axes not in known:
+        last = of[axes[-1]]
+        known[axes] = _product(axes[:-1], of, known) * last if len(axes) > 1 else last
+    return known[axes]
 
 
 def clip(x: Array, least: Array | float, most: Array | float) -> Array:
     """As `np.clip`, which takes longer on short arrays."""
     return np.asarray(np.minimum(np.maximum(x, least), most))
+
+
+def choose(where: Array, x: Array | float, y: Array | float) -> Array:
+    """As `np.where`, which works out what nothing needs where the condition is one for all points."""
+    return np.asarray((x if where.item() else y) if where.size == 1 else np.where(where, x, y))
 
 
 @dataclass

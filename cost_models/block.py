@@ -7,12 +7,12 @@ from copy import copy
 
 import numpy as np
 
-from ..codegen.tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Store, TileProgram, Value
+from ..codegen.tile import Contract, Gather, Iota, Load, Loop, Map, Mask, Reduce, Stmt, Store, TileProgram, Value
 from ..program import DTYPES
 from . import walk as W
-from .base import Array, Sizes, clip
+from .base import ONE, Array, Sizes, clip
 from .machines import Gpu
-from .tally import ONE, Tally
+from .tally import Tally
 
 HALF = ("bfloat16", "float16")
 SMALL_FLOATS = (*HALF, "float8_e4m3fn", "float8_e5m2")
@@ -52,10 +52,9 @@ class Block:
     pieces                      (elements in 16 bytes, elements of the tile) of each tile that is loaded piece by piece where it is used
     dram                        bytes that the whole kernel moves between memory and the chip
     partial                     what is to be added to them where loads, not copies of whole boxes, share lines with other blocks' loads
-    common                      … of `l2`: what is read element by element and is the same for all blocks
+    common                      … of `l2`: what is read element by element and is the same for all blocks (0 where loops stream tiles)
     heavy, streams              does it anything on matrix units; does it load tiles in loops, at any point
     read                        by buffer: elements that the whole kernel reads at least once
-    runs                        how often a block does each load and each product on matrix units, by the statement's identity
     """
 
     def __init__(self, program: TileProgram, sizes: Sizes, steps: list[W.Step], blocks: Array, machine: Gpu):
@@ -80,7 +79,7 @@ class Block:
         if not self.units:
             self.results = self._single()
         t = self.tally
-        self.runs = {id(x.stmt): x.runs for x in steps if id(x.stmt) in self.units or isinstance(x.stmt, Load)}
+        self.of: Callable[[Array], Array] | None = None  # if it is at some points alone: takes their entries of an array
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
         self.staged, self.resident = t["staged"], t["resident"]
@@ -90,19 +89,21 @@ class Block:
         self.registers = self._registers()
         self.dram = self._dram(blocks)
         self.partial = self._partial()
-        self.common = self._common()
+        self.common = np.zeros(1) if self.streams else self._common()
 
-    def at(self, where: Array, of: Callable[[Array], Array]) -> Block:
-        """The block at some points alone, given by their numbers; of: takes their entries of an array (`Sizes.picker`)."""
+    def at(self, of: Callable[[Array], Array]) -> Block:
+        """The block at some points alone; of: takes their entries of an array (`Sizes.picker`)."""
         out = copy(self)
-        out.sizes = self.sizes.pick(where)
+        out.sizes, out.of = self.sizes.at(of), of
         for name in FIGURES:
             setattr(out, name, of(getattr(self, name)))
         out.pieces = [(run, of(n)) for run, n in self.pieces]
-        every = {id(runs): runs for runs in self.runs.values()}  # statements of a loop have the same
-        some = {key: of(runs) for key, runs in every.items()}
-        out.runs = {key: some[id(runs)] for key, runs in self.runs.items()}
         return out
+
+    def runs(self, s: Stmt) -> Array:
+        """How often a block runs a statement."""
+        found = next(x.runs for x in self.steps if x.stmt is s)
+        return found if self.of is None else self.of(found)
 
     # ---- matrix units
     def _on_units(self, s: Contract) -> bool:
@@ -214,17 +215,20 @@ class Block:
             self._whole[key] = np.maximum(1.0, 32.0 / run) + 0.1 * clip(np.log2(128.0 / run), 0.0, 2.0)
         return self._whole[key]
 
-    def _lines(self, s: Load) -> Array:
+    def _lines(self, s: Load, width: int) -> Array:
         """Time that memory takes for a byte of a tile, relative to tiles whose rows are whole lines of 128 bytes: lines are also asked
         for by the blocks beside this one, at other times."""
         last = s.index[-1].axes[-1] if s.index and s.index[-1].axes else None
         if last not in self.sizes.tile or self.p.axes[last].role != "grid":
             return ONE
-        tile = self.sizes.tile[last]  # type: ignore[index]
-        run = np.maximum(tile * DTYPES[self.dtype[s.buffer]], 1.0).astype(np.int64)
-        period = np.lcm(run, LINE)  # after so many bytes the starts of a run and a line meet again
-        touched = 1.0 + (period / run - 1.0) / (period / LINE)  # lines that a run has a part of, for one that it fills
-        return np.where(self.sizes.extent[last] > tile, 1.0 + PARTIAL * np.log2(touched), 1.0)  # type: ignore[index]
+        key = (("lines", last, width),)
+        if key not in self._whole:
+            tile = self.sizes.tile[last]  # type: ignore[index]
+            run = np.maximum(tile * width, 1.0).astype(np.int64)
+            period = np.lcm(run, LINE)  # after so many bytes the starts of a run and a line meet again
+            touched = 1.0 + (period / run - 1.0) / (period / LINE)  # lines that a run has a part of, for one that it fills
+            self._whole[key] = np.where(self.sizes.extent[last] > tile, 1.0 + PARTIAL * np.log2(touched), 1.0)  # type: ignore[index]
+        return self._whole[key]
 
     def _product(self, s: Contract, runs: Array) -> None:
         tally, elements = self.tally, self.sizes.elements
@@ -300,9 +304,8 @@ class Block:
         mine: dict[str, Array] = {}
         for s in self.statements:
             if isinstance(s, Load):
-                own = ONE
-                for a in s.out.axes:
-                    own = own * (sizes.tile[a] if self.p.axes[a].role == "grid" else sizes.extent[a])
+                grid = tuple(a for a in s.out.axes if self.p.axes[a].role == "grid")
+                own = sizes.elements(grid) * sizes.walked(tuple(a for a in s.out.axes if a not in grid))
                 mine[s.buffer] = np.maximum(mine.get(s.buffer, 0.0), own * width[s.buffer])
         again, traffic = np.zeros(1), np.zeros(1)
         for x, held in mine.items():
@@ -318,18 +321,16 @@ class Block:
                 stores.setdefault(s.buffer, s)
         for b in self.p.writes:
             s = stores[b.name]
-            n = ONE
-            for a in sorted({a for ix in s.index for a in ix.axes if a in sizes.extent}):
-                n = n * sizes.extent[a]
+            n = sizes.walked(tuple(sorted({a for ix in s.index for a in ix.axes if a in sizes.extent})))
             total = total + (n if b.kind == "temp" else np.minimum(n, max(b.size, 1))) * width[b.name]
         return total
 
     def _partial(self) -> Array:
         slow: dict[str, Array] = {}
         for s in self.statements:
-            if isinstance(s, Load):
-                slow[s.buffer] = np.maximum(slow.get(s.buffer, 1.0), self._lines(s))
-        return sum((n * DTYPES[self.dtype[x]] * (slow[x] - 1.0) for x, n in self.read.items()), np.zeros(1))
+            if isinstance(s, Load) and (lines := self._lines(s, DTYPES[self.dtype[s.buffer]])) is not ONE:
+                slow[s.buffer] = np.maximum(slow.get(s.buffer, 1.0), lines)
+        return sum((self.read[x] * DTYPES[self.dtype[x]] * (n - 1.0) for x, n in slow.items()), np.zeros(1))
 
     def _common(self) -> Array:
         total = np.zeros(1)

@@ -13,9 +13,9 @@ from ..codegen.tile import Contract, Gather, Iota, Load, Map, Mask, Reduce, Stor
 from ..extraction.plan import Buffer
 from ..program import DTYPES
 from . import walk as W
-from .base import Array, Refusal, Scores, Sizes, Work
+from .base import ONE, Array, Refusal, Scores, Sizes, Work
 from .machines import Cpu
-from .tally import ONE, Tally
+from .tally import Tally
 
 # seconds per float32 element beyond plain arithmetic, in units of `Cpu.element`
 FUNCTIONS = {

@@ -16,7 +16,7 @@ from ..codegen.tile import Contract, Load, Store, TileProgram
 from ..extraction.plan import Buffer
 from . import walk as W
 from . import warpgroups
-from .base import Array, Prices, Printed, Refusal, Scores, Sizes, Work, clip
+from .base import Array, Prices, Printed, Refusal, Scores, Sizes, Work, choose, clip
 from .block import HALF, Block
 from .by_element import ByElement
 from .machines import Gpu
@@ -33,6 +33,9 @@ ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few
 def _whole(program: TileProgram, extents: Mapping[str, int], axes: tuple[str, ...], besides: str) -> int:
     """Elements along the other axes of these that lie whole in a block."""
     return math.prod(extents[a] for a in axes if a != besides and program.axes[a].role == "whole")
+
+
+PLAIN = {"warpgroups": 0, "cluster": 1, "together": 1}  # what is so at every point is no choice
 
 
 class Way(NamedTuple):
@@ -151,27 +154,29 @@ class Roofline:
         for n in (2, 4, 8):
             sharing = np.where((n <= warps) & (tile >= n * m.fragment[2]) & (np.mod(tile, n) == 0), n, sharing)
         if not b.fed:
-            return np.where(b.results <= SHARED_RESULT * m.warp, sharing, 0)
-        held = b.results - b.streamed * (1 - 1 / warps)
-        more = (b.fed_rows < warps * m.fragment[0]) & (held <= FED_RESULT * m.warp) & (sharing == warps)
-        return np.where((b.fed_rows <= m.fragment[0]) | more, sharing, 0)
+            may = b.results <= SHARED_RESULT * m.warp
+        else:
+            held = b.results - b.streamed * (1 - 1 / warps)
+            more = (b.fed_rows < warps * m.fragment[0]) & (held <= FED_RESULT * m.warp) & (sharing == warps)
+            may = (b.fed_rows <= m.fragment[0]) | more
+        return np.where(may, sharing, 0) if may.any() else np.zeros(1)
 
     def _present(self, b: Block, sharing: Array, warps: Array) -> Array:
         """Warps that a kernel gets of those that it may have: where one product feeds another one, only rows are distributed (and columns
         of what is very wide), unless they share a loop's tiles.  (codegen/cuda/warps.py decides.)"""
         if not b.fed:
-            return np.where(sharing > 0, sharing, warps)
+            return choose(sharing > 0, sharing, warps)
         m = self.machine
         along = clip(np.floor(b.fed_rows / m.fragment[0]), 1.0, warps)
         wide = np.ceil(m.fragment[0] * b.fed_cols / (MOST_RESULT * m.warp))
-        return np.where(sharing > 0, sharing, along * np.exp2(np.ceil(np.log2(np.maximum(wide, 1.0)))))
+        return choose(sharing > 0, sharing, along * np.exp2(np.ceil(np.log2(np.maximum(wide, 1.0)))))
 
     def _padded(self, b: Block, shares: Array, warps: Array) -> Array:
         """Rows that warps have with those that fill up their last matrix instructions, relative to those that there are."""
         if not b.fed:
             return np.ones(1)
         each = warps * self.machine.fragment[0]
-        return np.where(shares, 1.0, np.maximum(np.ceil(b.fed_rows / each) * each / np.maximum(b.fed_rows, each), 1.0))
+        return choose(shares, 1.0, np.maximum(np.ceil(b.fed_rows / each) * each / np.maximum(b.fed_rows, each), 1.0))
 
     def _clusters(self, b: Block, loops: list[W.Iterations], sizes: Sizes) -> tuple[int, ...]:
         """Numbers of blocks, more than one, that may share a loop's tiles somewhere."""
@@ -194,7 +199,10 @@ class Roofline:
             square = asked * asked
             return m.dram / np.sqrt(np.sqrt(1.0 / (square * square) + 1.0))  # near the bend there is less than either
 
-        return (whole / rate(np.minimum(blocks, room)) + last / rate(last)) / blocks
+        seconds = last / rate(last)
+        if whole.any():
+            seconds = whole / rate(np.minimum(blocks, room)) + seconds
+        return np.asarray(seconds / blocks)
 
     # ---- the price
     def refusal(self, program: TileProgram, buffers: Mapping[str, Buffer]) -> Refusal | None:
@@ -229,7 +237,7 @@ class Roofline:
         found: list[dict[Way, tuple[Array, dict[str, Array]]]] = []
         for piece in pieces:
             of = sizes.picker(piece)
-            some = b.at(piece, of)
+            some = b.at(of)
             n, t, y, x = map(of, (blocks, trips, again, alive))
             ways = self._ways(some, loops, n, t, y, x, shared, detail)
             if pipeline is not None:
@@ -254,13 +262,10 @@ class Roofline:
         choices = {}
         for place, name in enumerate(Way._fields):
             values = np.array([w[place] for w in every], float)
-            choices[name] = np.full(sizes.points, values[0])
-            choices[name][where] = values[best]
-        if not choices["warpgroups"].any():
-            del choices["warpgroups"]
-        for name in ("cluster", "together"):
-            if (choices[name] == 1).all():
-                del choices[name]
+            chosen = values[best]
+            if not (chosen == PLAIN.get(name, math.nan)).all():
+                choices[name] = np.full(sizes.points, values[0])
+                choices[name][where] = chosen
         if not detail:
             return Scores(seconds, choices)
         (ways,) = found
@@ -301,10 +306,9 @@ class Roofline:
         m, sizes = self.machine, b.sizes
         tiled = np.where(alive < 1, np.maximum(blocks / m.sms + 0.5, 1.0), np.ceil(blocks / m.sms))
         heavy, streams = b.heavy, b.streams
-        tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
         ops = m.ops64 if b.p.compute_dtype == "float64" else m.ops
         # what is small and the same for all blocks stays in the first-level cache, beside what streams through
-        common = np.where(b.common <= m.l1 / 2, b.common, 0.0) if not streams else np.zeros(1)
+        common = np.where(b.common <= m.l1 / 2, b.common, 0.0)
         l2, dram = b.l2 - common, b.dram + b.partial
         share_of_memory = clip(dram / np.maximum(l2 * blocks, 1.0), 1e-3, 1.0)
         whole = [x * m.sms for x in (b.tensor / max(m.tensor, 1.0), b.ops / ops, b.special / m.special)]
@@ -320,14 +324,15 @@ class Roofline:
         apart = b.per_row_warp * row_warps + b.per_col_warp * warps / row_warps
         own = b.results - b.streamed if b.fed else b.results
         joined = 4.0 * warps * own  # bytes: in the end they join their sums
-        passed = np.where(shares, b.per_row_warp + b.per_col_warp, apart)
+        passed = choose(shares, b.per_row_warp + b.per_col_warp, apart)
         padded = self._padded(b, shares, warps)
         whole[0] = whole[0] * padded
-        held = b.registers * padded + np.where(shares, 4.0 * (warps - 1) * own, 0.0)
+        held = b.registers * padded + choose(shares, 4.0 * (warps - 1) * own, 0.0)
         pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
         registers = self._registers(b, held, pieces, threads)
         fits = registers <= m.registers_thread
         if heavy:  # more warps only where each has a tile of its own
+            tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
             fits = fits & (shares | (tiles >= warps) | (wanted == WARPS[0]))
         used = b.resident + b.staged * stages
         resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
@@ -335,32 +340,33 @@ class Roofline:
         fits = fits & (used <= m.shared_block) & (resident >= 1)
         room = np.maximum(resident, 1.0)
         few, many = m.overlap
-        piece = np.where(shares & b.fed, 0.0, b.staged if streams and m.stages > 1 else 0.0)
+        piece = choose(shares & b.fed, 0.0, b.staged if streams and m.stages > 1 else 0.0)
         for cluster in (1, *clusters):
             # the blocks of a cluster have a part of the iterations each
-            count, iterations = blocks * cluster, trips / cluster
+            count, iterations = (blocks * cluster, trips / cluster) if cluster > 1 else (blocks, trips)
             per_sm = tiled if cluster == 1 else np.ceil(count / m.sms)
             # the second-level cache serves fewer multiprocessors faster
             working = clip(count, 1.0, m.sms)
             whole_l2 = l2 / np.minimum(m.l2 / working, np.maximum(m.l2 / m.sms, ALONE * m.pull))
-            fixed = [x / cluster for x in (*whole, whole_l2)]
-            shared = ((b.shared + common + passed) / cluster + np.where(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
+            fixed, inside = [*whole, whole_l2], b.shared + common + passed
+            if cluster > 1:
+                fixed, inside = [x / cluster for x in fixed], inside / cluster
+            shared = (inside + choose(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
             meet = m.meet + (cluster - 1) * joined / m.remote if cluster > 1 else np.zeros(1)
             ok = fits & shares & (iterations >= 2) if cluster > 1 else fits
             time = [*fixed, shared]
-            most = reduce(np.maximum, time)
             units = [*fixed[:3], shared]  # what loads have no part in
-            busy, spent = reduce(np.maximum, units), sum(units)
-            # copies that are asynchronous run beside everything else
-            total = sum(t for t in time if not (streams and m.stages > 1 and t is fixed[3]))
+            busy, spent = reduce(np.maximum, units), reduce(np.add, units)
             together = np.maximum(np.minimum(resident, np.ceil(count / m.sms)), 1.0)
             share = few + (many - few) * clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
-            compute = per_sm * np.maximum(most, most + share * (total - most))
             latency = np.ceil(count / (m.sms * room)) * (iterations * m.step + (1 + again) * m.block)  # copies of an inner loop begin anew
             flight = b.staged * np.maximum(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)
             memory = dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
             if streams:
                 memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(count / m.sms, 1.0)
+                # copies that are asynchronous run beside everything else
+                most, total = np.maximum(busy, fixed[3]), spent if m.stages > 1 else spent + fixed[3]
+                compute = per_sm * np.maximum(most, most + share * (total - most))
                 seconds = np.maximum(compute + latency, memory) + meet
             else:  # a block loads, then computes: only other blocks' loads run beside its work
                 memory = memory + START * m.block * np.maximum(count / m.sms, 1.0)
@@ -368,7 +374,7 @@ class Roofline:
                 issue = np.maximum(HIDING / (room * warps), 1.0)
                 loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
                 # in a single wave all blocks load at the same time, then all compute
-                beside = np.where(count <= m.sms * room, 1.0, np.where(iterations > 0, together, together**3))
+                beside = np.where(count <= m.sms * room, 1.0, np.where(iterations > 0, together, together * together * together))
                 seconds = np.maximum(loads, work) + np.minimum(loads, work) / beside
             full = (len(WARPS), len(depths), sizes.points)
             seconds = np.broadcast_to(np.where(ok, m.launch + seconds, np.inf), full)

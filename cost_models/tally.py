@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Array
-
-ONE = np.ones(1)
+from .base import ONE, Array
 
 
 class Tally:
@@ -38,10 +36,12 @@ class Tally:
     def __getitem__(self, resource: str) -> Array:
         out = np.zeros(1)
         for key, amount in self._sums.get(resource, {}).items():
-            if key not in self._products:
-                x = ONE
-                for i in key:
-                    x = x * self._arrays[i]
-                self._products[key] = x
-            out = out + amount * self._products[key]
+            out = out + amount * self._product(key)
         return out
+
+    def _product(self, key: tuple[int, ...]) -> Array:
+        if len(key) <= 1:
+            return self._arrays[key[0]] if key else ONE
+        if key not in self._products:
+            self._products[key] = self._product(key[:-1]) * self._arrays[key[-1]]
+        return self._products[key]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..codegen.tile import Contract, Load, Loop, Map, Mask, Reduce, Stmt, TileProgram, Value, operands, results, walk
 from ..terms import Affine, inner
-from .base import Array, Sizes
+from .base import ONE, Array, Sizes
 
 SAMPLES = 512
 K = TypeVar("K", bound=Hashable)
@@ -45,23 +45,23 @@ def steps(program: TileProgram, sizes: Sizes) -> tuple[list[Step], list[Iteratio
     """Every statement that is not a loop, and every loop, in order."""
     out: list[Step] = []
     loops: list[Iterations] = []
-    one = np.ones(1)
 
     def go(body: tuple[Stmt, ...], runs: Array, depth: int, mixed: Array) -> None:
         for s in body:
             if isinstance(s, Loop):
-                inner, some = runs * sizes.trips(s.axis), mixed
-                alive = one
+                trips, some = sizes.trips(s.axis), mixed
+                inner = trips if runs is ONE else runs * trips
+                alive = ONE
                 if s.constraints:
                     alive, full = live_share(s.constraints, sizes)
                     inner = inner * alive
                     some = np.maximum(alive - full, 0.0) / np.maximum(alive, 1e-9)
-                loops.append(Iterations(s, inner, alive, runs if depth else 0.0 * one))
+                loops.append(Iterations(s, inner, alive, runs if depth else np.zeros(1)))
                 go(s.body, inner, depth + 1, some)
             else:
                 out.append(Step(s, runs, depth, mixed))
 
-    go(program.body, one, 0, one)
+    go(program.body, ONE, 0, ONE)
     return out, loops
 
 
@@ -142,17 +142,15 @@ def peaks(
     passing: values that take none either, and what they are made of.
     """
     kinds: dict[K, int] = {}  # kind → its values: sets of values are bits of integers, by their numbers
-    seen = kept = 0
+    kept = 0
     for s in program.statements:
-        every = (*results(s), *operands(s))
+        made = results(s)
         if isinstance(s, Loop):
-            every += tuple(v for c in s.carries for v in (c.phi, c.next))
-        for v in every:
-            if not seen >> v.id & 1 and v.id not in passing:
-                seen |= 1 << v.id
-                if (k := kind(v)) is not None:
-                    kinds[k] = kinds.get(k, 0) | 1 << v.id
-                    kept |= 1 << v.id
+            made += tuple(c.phi for c in s.carries)
+        for v in made:
+            if v.id not in passing and (k := kind(v)) is not None:
+                kinds[k] = kinds.get(k, 0) | 1 << v.id
+                kept |= 1 << v.id
     points: dict[int, None] = {}
 
     def bits(values: Iterable[Value]) -> int:
@@ -248,9 +246,7 @@ def unique_elements(program: TileProgram, sizes: Sizes) -> dict[str, Array]:
     out: dict[str, Array] = {}
     for s in program.statements:
         if isinstance(s, Load):
-            n = np.ones(1)
-            for a in s.out.axes:
-                n = n * sizes.extent[a]
+            n = sizes.walked(s.out.axes)
             size = float(program.buffer(s.buffer).size)
             out[s.buffer] = np.minimum(out.get(s.buffer, 0.0) + n, size)
     return out

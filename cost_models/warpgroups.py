@@ -188,9 +188,9 @@ def _shared_bytes(f: Form, sizes: Sizes, b: Block) -> Array:
     for s, (r, c, k) in zip(f.units, f.products):
         rows, cols, inner = (sizes.elements(x) for x in (r, c, k))
         left = 0.0 if (r, c, k) in f.computed else rows * inner
-        out = out + 2.0 * b.runs[id(s)] * (left + rows / ROWS * cols * inner)
+        out = out + 2.0 * b.runs(s) * (left + rows / ROWS * cols * inner)
     for t in f.sources:
-        out = out + 2.0 * b.runs[id(t)] * sizes.elements(t.out.axes)
+        out = out + 2.0 * b.runs(t) * sizes.elements(t.out.axes)
     return out
 
 
