@@ -297,9 +297,9 @@ class Block:
         """Each buffer once, and again what the second-level cache cannot hold."""
         m, sizes = self.m, self.sizes
         width = {x: DTYPES[d] for x, d in self.dtype.items()}
-        total = self.tally["gathered"] * blocks
-        for x, n in self.read.items():
-            total = total + n * width[x]
+        total = sum((n * width[x] for x, n in self.read.items()), np.zeros(1))
+        if (gathered := self.tally["gathered"]).any():
+            total = total + gathered * blocks
         far = np.where(total > m.l2_bytes, 0.04, 0.0)
         mine: dict[str, Array] = {}
         for s in self.statements:
@@ -307,14 +307,17 @@ class Block:
                 grid = tuple(a for a in s.out.axes if self.p.axes[a].role == "grid")
                 own = sizes.elements(grid) * sizes.walked(tuple(a for a in s.out.axes if a not in grid))
                 mine[s.buffer] = np.maximum(mine.get(s.buffer, 0.0), own * width[s.buffer])
-        again, traffic = np.zeros(1), np.zeros(1)
+        again, reads = np.zeros(1), np.zeros(1)  # of a block
+        # re-reads within a block hit the cache if what all resident blocks hold fits half of it: the rest is what streams through
+        room = m.l2_bytes / (2 * np.minimum(blocks, m.sms))
         for x, held in mine.items():
-            # re-reads within a block hit the cache if what all resident blocks hold fits half of it: the rest is what streams through
             read = self.tally["read " + x]
-            fits = 2 * held * np.minimum(blocks, m.sms) <= m.l2_bytes
-            again = again + np.where(fits, 0.0, np.maximum(read - held, 0.0)) * blocks
-            traffic = traffic + read * blocks
-        total = total + again + np.maximum(traffic - again - total, 0.0) * far
+            if (over := held > room).any():
+                again = again + np.where(over, np.maximum(read - held, 0.0), 0.0)
+            reads = reads + read
+        if far.any():
+            far = np.maximum((reads - again) * blocks - total, 0.0) * far
+        total = total + far + (again * blocks if again.any() else 0.0)
         stores: dict[str, Store] = {}
         for s in self.statements:
             if isinstance(s, Store):

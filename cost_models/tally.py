@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from .base import ONE, Array
@@ -34,10 +36,8 @@ class Tally:
         of[key] = of.get(key, 0.0) + amount
 
     def __getitem__(self, resource: str) -> Array:
-        out = np.zeros(1)
-        for key, amount in self._sums.get(resource, {}).items():
-            out = out + amount * self._product(key)
-        return out
+        terms = [amount * self._product(key) for key, amount in self._sums.get(resource, {}).items()]
+        return reduce(np.add, terms) if terms else np.zeros(1)
 
     def _product(self, key: tuple[int, ...]) -> Array:
         if len(key) <= 1:

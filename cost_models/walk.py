@@ -159,9 +159,12 @@ def peaks(
             out |= 1 << v.id
         return out
 
+    asks = {id(s): bits(operands(s)) for s in program.statements}
+    makes = {id(s): bits(results(s)) for s in program.statements}
+
     def read(s: Stmt) -> int:
         if not passing:
-            return bits(operands(s)) & kept
+            return asks[id(s)] & kept
         todo, out = list(operands(s)), 0
         while todo:
             v = todo.pop()
@@ -178,15 +181,17 @@ def peaks(
                 continue
             if isinstance(s, Loop):
                 phis = bits(c.phi for c in s.carries)
-                live &= ~bits(results(s))
+                live &= ~makes[id(s)]
                 inner = live | bits(c.next for c in s.carries) & kept
                 before = go(s.body, inner)
                 # what the body reads from outside is needed in every iteration
-                used = bits(v for x in walk(s.body) for v in operands(x)) & ~bits(v for x in walk(s.body) for v in results(x))
-                outside = used & ~phis & kept
+                used = made = 0
+                for x in walk(s.body):
+                    used, made = used | asks[id(x)], made | makes[id(x)]
+                outside = used & ~made & ~phis & kept
                 if outside & ~inner:
                     before = go(s.body, inner | outside)
-                live = before & ~phis | bits(operands(s)) & kept
+                live = before & ~phis | asks[id(s)] & kept
                 points[live] = None
                 continue
             args = read(s)
@@ -194,7 +199,7 @@ def peaks(
                 points[live | (args if s.acc is None else args & ~(1 << s.acc.id))] = None
             elif not transient:
                 points[live] = None
-            live = live & ~bits(results(s)) | args
+            live = live & ~makes[id(s)] | args
         return live
 
     go(program.body, 0)
