@@ -183,26 +183,26 @@ class Roofline:
         some = any(np.any(self._sharing(b, loops, sizes, np.array(w))) for w in WARPS if self.machine.clusters)
         return self.machine.clusters if some else ()
 
-    def _per_byte(self, blocks: Array, resident: Array, flight: Array, piece: Array, share: Array) -> Array:
-        """Seconds for a byte from memory: whole waves of resident blocks, then the last one, whose fewer blocks may have too few bytes
+    def _per_byte(self, blocks: Array, room: Array, flight: Array, piece: Array, share: Array) -> Array:
+        """Seconds for a byte from memory: whole waves of as many blocks as there is room for, then the last one, whose fewer blocks may have too few bytes
         in flight (`flight` each) to cover the latency (Little's law) and the time in which a piece, that is waited for as one, comes in.
         share: of what blocks load, what is not in the cache; the rest takes their time, too."""
         m = self.machine
-        room = m.sms * np.maximum(resident, 1.0)
         whole = np.floor(blocks / room) * room
         last = blocks - whole
+        awaited, of_memory = m.latency + piece / m.pull, share / m.dram
 
-        def rate(n: Array) -> Array:
+        def slower(n: Array) -> Array:
+            """How many times as long as memory needs it takes so many blocks."""
             active = clip(n, 1.0, m.sms)
-            pull = np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / (m.latency + piece / m.pull))
-            asked = active * pull * share / m.dram
+            asked = active * np.minimum(m.pull, np.maximum(n / active * flight, 2048.0) / awaited) * of_memory
             square = asked * asked
-            return m.dram / np.sqrt(np.sqrt(1.0 / (square * square) + 1.0))  # near the bend there is less than either
+            return np.sqrt(np.sqrt(1.0 / (square * square) + 1.0))  # near the bend there is less than either
 
-        seconds = last / rate(last)
+        seconds = last * slower(last)
         if whole.any():
-            seconds = whole / rate(np.minimum(blocks, room)) + seconds
-        return np.asarray(seconds / blocks)
+            seconds = whole * slower(np.minimum(blocks, room)) + seconds
+        return seconds * (1.0 / (blocks * m.dram))
 
     # ---- the price
     def refusal(self, program: TileProgram, buffers: Mapping[str, Buffer]) -> Refusal | None:
@@ -336,9 +336,10 @@ class Roofline:
             fits = fits & (shares | (tiles >= warps) | (wanted == WARPS[0]))
         used = b.resident + b.staged * stages
         resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
-        resident = clip(np.minimum(resident, m.threads_sm // threads), 0, 16)
+        resident = np.minimum(resident, np.minimum(m.threads_sm // threads, 16))
         fits = fits & (used <= m.shared_block) & (resident >= 1)
-        room = np.maximum(resident, 1.0)
+        resident = np.maximum(resident, 1.0)
+        room = m.sms * resident
         few, many = m.overlap
         piece = choose(shares & b.fed, 0.0, b.staged if streams and m.stages > 1 else 0.0)
         for cluster in (1, *clusters):
@@ -352,32 +353,33 @@ class Roofline:
             if cluster > 1:
                 fixed, inside = [x / cluster for x in fixed], inside / cluster
             shared = (inside + choose(shares, 2.0 * joined, 0.0)) * (m.sms / m.shared)
-            meet = m.meet + (cluster - 1) * joined / m.remote if cluster > 1 else np.zeros(1)
+            meet = m.meet + (cluster - 1) * joined / m.remote if cluster > 1 else 0.0
             ok = fits & shares & (iterations >= 2) if cluster > 1 else fits
             time = [*fixed, shared]
             units = [*fixed[:3], shared]  # what loads have no part in
             busy, spent = reduce(np.maximum, units), reduce(np.add, units)
-            together = np.maximum(np.minimum(resident, np.ceil(count / m.sms)), 1.0)
-            share = few + (many - few) * clip((together * warps - 4.0) / 8.0, 0.0, 1.0)
-            latency = np.ceil(count / (m.sms * room)) * (iterations * m.step + (1 + again) * m.block)  # copies of an inner loop begin anew
+            together = np.minimum(resident, np.maximum(np.ceil(count / m.sms), 1.0))
+            # from four warps to twelve what hides grows with their number
+            share = clip(few + (many - few) / 8.0 * (together * warps - 4.0), many, few)
+            latency = np.ceil(count / room) * (iterations * m.step + (1 + again) * m.block)  # copies of an inner loop begin anew
             flight = b.staged * np.maximum(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)
-            memory = dram * self._per_byte(count, resident, flight, piece, share_of_memory) + m.block
+            memory = dram * self._per_byte(count, room, flight, piece, share_of_memory)
             if streams:
-                memory = memory + BUBBLE * (iterations * m.step + m.block) * np.maximum(count / m.sms, 1.0)
+                memory = memory + (m.block + BUBBLE * (iterations * m.step + m.block) * np.maximum(count / m.sms, 1.0))
                 # copies that are asynchronous run beside everything else
                 most, total = np.maximum(busy, fixed[3]), spent if m.stages > 1 else spent + fixed[3]
-                compute = per_sm * np.maximum(most, most + share * (total - most))
-                seconds = np.maximum(compute + latency, memory) + meet
+                compute = per_sm * most + share * (per_sm * np.maximum(total - most, 0.0))
+                seconds = np.maximum(compute + latency, memory)
             else:  # a block loads, then computes: only other blocks' loads run beside its work
-                memory = memory + START * m.block * np.maximum(count / m.sms, 1.0)
+                memory = memory + (m.block + START * m.block * np.maximum(count / m.sms, 1.0))
                 # where registers leave room for few warps, those wait for their own results and for each other
-                issue = np.maximum(HIDING / (room * warps), 1.0)
+                issue = np.maximum(HIDING / (resident * warps), 1.0)
                 loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
                 # in a single wave all blocks load at the same time, then all compute
-                beside = np.where(count <= m.sms * room, 1.0, np.where(iterations > 0, together, together * together * together))
+                beside = np.where(count <= room, 1.0, np.where(iterations > 0, together, together * together * together))
                 seconds = np.maximum(loads, work) + np.minimum(loads, work) / beside
             full = (len(WARPS), len(depths), sizes.points)
-            seconds = np.broadcast_to(np.where(ok, m.launch + seconds, np.inf), full)
+            seconds = np.broadcast_to(np.where(ok, m.launch + meet + seconds, np.inf), full)
             parts: dict[str, Array] = {}
             if detail:
                 names = ("tensor", "ops", "special", "l2", "shared")

@@ -283,7 +283,7 @@ def test_rows_of_tiles_that_are_whole_lines_come_faster() -> None:
 def test_what_the_cache_has_takes_its_time_too() -> None:
     """Blocks that load as much again from the cache pull half as fast from memory."""
     one, few, flight = np.ones(1), np.full(1, 64.0), np.full(1, 49152.0)
-    alone, half = (float(H._per_byte(few, one, flight, 0 * one, np.full(1, x))[0]) for x in (1.0, 0.5))
+    alone, half = (float(H._per_byte(few, H200.sms * one, flight, 0 * one, np.full(1, x))[0]) for x in (1.0, 0.5))
     assert 1.5 < half / alone <= 2
 
 
@@ -364,7 +364,7 @@ def test_copies_of_whole_boxes_share_no_lines() -> None:
 
 def test_a_tile_that_is_waited_for_as_one_is_not_under_way_all_the_time() -> None:
     one, block, flight = np.ones(1), np.full(1, 96.0), np.full(1, 49152.0)
-    whole, parts = (float(H._per_byte(block, one, flight, np.full(1, piece), one)[0]) for piece in (49152.0, 0.0))
+    whole, parts = (float(H._per_byte(block, H200.sms * one, flight, np.full(1, piece), one)[0]) for piece in (49152.0, 0.0))
     assert whole > 1.3 * parts
 
 
