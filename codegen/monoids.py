@@ -33,14 +33,14 @@ def infinite_when_empty(e: Term) -> bool:
 def vanishes_at_identity(e: Term, pivots: tuple[tuple[int, str], ...]) -> bool:
     """Is the coefficient 0 whenever one of these max/min pivots r is at its identity and every R is finite?  Judged on structure:
     a factor exp(a·r + …) whose argument then goes to −inf, with r nowhere else in the product."""
+    return bool(pivots) and all(_drops(e, f"r{p}", 1.0 if op == "max" else -1.0) for p, op in pivots)
 
-    def drops(t: Term, name: str, down: float) -> bool:
-        if t.op == "mul":
-            hit = [a for a in t.args if name in T.variables(a)]
-            return len(hit) == 1 and drops(hit[0], name, down)
-        return t.op == "un" and t.attr in ("exp", "exp2") and (slope(t.args[0], name) or 0.0) * down > 0
 
-    return bool(pivots) and all(drops(e, f"r{p}", 1.0 if op == "max" else -1.0) for p, op in pivots)
+def _drops(t: Term, name: str, down: float) -> bool:
+    if t.op == "mul":
+        hit = [a for a in t.args if name in T.variables(a)]
+        return len(hit) == 1 and _drops(hit[0], name, down)
+    return t.op == "un" and t.attr in ("exp", "exp2") and (slope(t.args[0], name) or 0.0) * down > 0
 
 
 def slope(t: Term, name: str) -> float | None:

@@ -45,24 +45,26 @@ def steps(program: TileProgram, sizes: Sizes) -> tuple[list[Step], list[Iteratio
     """Every statement that is not a loop, and every loop, in order."""
     out: list[Step] = []
     loops: list[Iterations] = []
-
-    def go(body: tuple[Stmt, ...], runs: Array, depth: int, mixed: Array) -> None:
-        for s in body:
-            if isinstance(s, Loop):
-                trips, some = sizes.trips(s.axis), mixed
-                inner = trips if runs is ONE else runs * trips
-                alive = ONE
-                if s.constraints:
-                    alive, full = live_share(s.constraints, sizes)
-                    inner = inner * alive
-                    some = np.maximum(alive - full, 0.0) / np.maximum(alive, 1e-9)
-                loops.append(Iterations(s, inner, alive, runs if depth else np.zeros(1)))
-                go(s.body, inner, depth + 1, some)
-            else:
-                out.append(Step(s, runs, depth, mixed))
-
-    go(program.body, ONE, 0, ONE)
+    _step(program.body, sizes, ONE, 0, ONE, out, loops)
     return out, loops
+
+
+def _step(
+    body: tuple[Stmt, ...], sizes: Sizes, runs: Array, depth: int, mixed: Array, out: list[Step], loops: list[Iterations]
+) -> None:
+    for s in body:
+        if isinstance(s, Loop):
+            trips, some = sizes.trips(s.axis), mixed
+            inner = trips if runs is ONE else runs * trips
+            alive = ONE
+            if s.constraints:
+                alive, full = live_share(s.constraints, sizes)
+                inner = inner * alive
+                some = np.maximum(alive - full, 0.0) / np.maximum(alive, 1e-9)
+            loops.append(Iterations(s, inner, alive, runs if depth else np.zeros(1)))
+            _step(s.body, sizes, inner, depth + 1, some, out, loops)
+        else:
+            out.append(Step(s, runs, depth, mixed))
 
 
 def blocks(program: TileProgram, sizes: Sizes) -> Array:
@@ -151,64 +153,73 @@ def peaks(
             if v.id not in passing and (k := kind(v)) is not None:
                 kinds[k] = kinds.get(k, 0) | 1 << v.id
                 kept |= 1 << v.id
-    points: dict[int, None] = {}
-
-    def bits(values: Iterable[Value]) -> int:
-        out = 0
-        for v in values:
-            out |= 1 << v.id
-        return out
-
-    asks = {id(s): bits(operands(s)) for s in program.statements}
-    makes = {id(s): bits(results(s)) for s in program.statements}
-
-    def read(s: Stmt) -> int:
-        if not passing:
-            return asks[id(s)] & kept
-        todo, out = list(operands(s)), 0
-        while todo:
-            v = todo.pop()
-            if v.id in passing:
-                todo.extend(passing[v.id])
-            else:
-                out |= 1 << v.id
-        return out & kept
-
-    def go(body: tuple[Stmt, ...], live: int) -> int:
-        """Backwards through a body: `live` are the values needed after it; returns those needed before it."""
-        for s in reversed(body):
-            if isinstance(s, Map) and s.out.id in passing:
-                continue
-            if isinstance(s, Loop):
-                phis = bits(c.phi for c in s.carries)
-                live &= ~makes[id(s)]
-                inner = live | bits(c.next for c in s.carries) & kept
-                before = go(s.body, inner)
-                # what the body reads from outside is needed in every iteration
-                used = made = 0
-                for x in walk(s.body):
-                    used, made = used | asks[id(x)], made | makes[id(x)]
-                outside = used & ~made & ~phis & kept
-                if outside & ~inner:
-                    before = go(s.body, inner | outside)
-                live = before & ~phis | asks[id(s)] & kept
-                points[live] = None
-                continue
-            args = read(s)
-            if isinstance(s, Contract | Reduce):
-                points[live | (args if s.acc is None else args & ~(1 << s.acc.id))] = None
-            elif not transient:
-                points[live] = None
-            live = live & ~makes[id(s)] | args
-        return live
-
-    go(program.body, 0)
+    points = _Live(program, kept, transient, passing).points
     counts = {tuple((p & values).bit_count() for values in kinds.values()) for p in points}
     most: list[tuple[int, ...]] = []
     for some in sorted(counts, reverse=True):  # no one is less than another that comes later
         if not any(all(map(operator.le, some, more)) for more in most):
             most.append(some)
     return [{k: n for k, n in zip(kinds, some) if n} for some in most]
+
+
+def _bits(values: Iterable[Value]) -> int:
+    out = 0
+    for v in values:
+        out |= 1 << v.id
+    return out
+
+
+class _Live:
+    """Which of the values that are `kept` are live where (`points`), going backwards through a program.  The rest as in `peaks`."""
+
+    def __init__(self, program: TileProgram, kept: int, transient: bool, passing: Mapping[int, tuple[Value, ...]]):
+        self.kept, self.transient, self.passing = kept, transient, passing
+        self.reads = {id(s): _bits(operands(s)) for s in program.statements}
+        self.makes = {id(s): _bits(results(s)) for s in program.statements}
+        self.points: dict[int, None] = {}
+        self.before(program.body, 0)
+
+    def read(self, s: Stmt) -> int:
+        if not self.passing:
+            return self.reads[id(s)] & self.kept
+        todo, out = list(operands(s)), 0
+        while todo:
+            v = todo.pop()
+            if v.id in self.passing:
+                todo.extend(self.passing[v.id])
+            else:
+                out |= 1 << v.id
+        return out & self.kept
+
+    def before(self, body: tuple[Stmt, ...], live: int) -> int:
+        """The values needed before a body; `live`: those needed after it."""
+        for s in reversed(body):
+            if isinstance(s, Map) and s.out.id in self.passing:
+                continue
+            if isinstance(s, Loop):
+                live = self.before_loop(s, live & ~self.makes[id(s)])
+                self.points[live] = None
+                continue
+            args = self.read(s)
+            if isinstance(s, Contract | Reduce):
+                self.points[live | (args if s.acc is None else args & ~(1 << s.acc.id))] = None
+            elif not self.transient:
+                self.points[live] = None
+            live = live & ~self.makes[id(s)] | args
+        return live
+
+    def before_loop(self, s: Loop, live: int) -> int:
+        phis = _bits(c.phi for c in s.carries)
+        inner = live | _bits(c.next for c in s.carries) & self.kept
+        before = self.before(s.body, inner)
+        # what the body reads from outside is needed in every iteration
+        read = made = 0
+        for x in walk(s.body):
+            read, made = read | self.reads[id(x)], made | self.makes[id(x)]
+        outside = read & ~made & ~phis & self.kept
+        if outside & ~inner:
+            before = self.before(s.body, inner | outside)
+        return before & ~phis | self.reads[id(s)] & self.kept
 
 
 def feeds(program: TileProgram) -> dict[int, list[Stmt]]:

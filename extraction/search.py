@@ -108,13 +108,12 @@ class Search:
         self.r, self.model, self.limits, self.tick = region, model, limits, tick
         self.pricer: Pricer = Pricer(region, model) if before is None else before.pricer
         self.printing: Printing = Printing(self.pricer, model, buffers) if before is None else before.printing
-        self.prices = Prices(model.floor(Work()), self._mates)
         self.partial = {
             c: a[:-2] for c, free in enumerate(region.free) for a in sorted(free) if a.endswith(".o") and a[:-2] in region.extents
         }  # class of partial results → the axis whose parts they belong to
-        self._below = below(region)
+        self._mates = Mates(region, self.partial)
+        self.prices = Prices(model.floor(Work()), self._mates)
         self._copied = copied(region)  # of each class, what no kernel that stores it reads
-        self._mate_memo: dict[tuple[int, int], bool] = {}
         self._views: dict[str | None, Bodies] = {}
         self._priced: dict[tuple, list[Scored]] = {}
         self._known: set[int] = set()  # lists of kernels (by identity) that the search before has priced
@@ -380,19 +379,28 @@ class Search:
                 yield (last, m)
         yield (last,)
 
-    def _mates(self, a: int, b: int) -> bool:
-        """Could one kernel store both to some advantage?  They must share axes and something that they read."""
+
+class Mates:
+    """Which classes one kernel could store both of to some advantage: they must share axes and something that they read.
+    partial: of classes of partial results, the axis whose parts they belong to."""
+
+    def __init__(self, region: Region, partial: Mapping[int, str]):
+        self.r, self.partial = region, partial
+        self._below = below(region)
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def __call__(self, a: int, b: int) -> bool:
         key = (a, b) if a < b else (b, a)
-        if key not in self._mate_memo:
+        if key not in self._known:
             x, y = self.r.free[a], self.r.free[b]
             sides = [math.prod(self.r.extents[e.partition(".")[0]] for e in side) for side in (x - y, y - x)]
-            self._mate_memo[key] = (
+            self._known[key] = (
                 self.partial.get(a) == self.partial.get(b)
                 and bool(x & y or not x or not y)
                 and max(sides) <= BESIDE
                 and bool(self._below[a] & self._below[b])
             )
-        return self._mate_memo[key]
+        return self._known[key]
 
 
 def kind(body: Body) -> tuple:

@@ -55,7 +55,10 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
                     break  # no warps shared a loop
         if UNIT not in planner.forced:
             break
-    raise next((e for e in refusals if isinstance(e, TooLarge)), refusals[0])
+    try:
+        raise next((e for e in refusals if isinstance(e, TooLarge)), refusals[0])
+    finally:
+        del refusals  # what is raised keeps this frame, and all that called it, which else would keep it alive in turn
 
 
 VECTOR_REGISTERS = 24  # that a thread needs beside its values; a compiler that may take more loads farther ahead
