@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,12 +25,14 @@ def fold_needs(h: Monoid, comp: int, args: tuple[Term, ...]) -> tuple[list[int],
     return h.needed(comp, lambda j: T.is_num(args[n + j], 0.0))
 
 
+@lru_cache(1 << 10)
 def infinite_when_empty(e: Term) -> bool:
     """Is a pivot that is this function of components infinite where these are 0?  (NaN is seen to: any number serves there.)"""
     with np.errstate(all="ignore"):
         return bool(np.isinf(evaluate_scalar(e, dict.fromkeys(T.variables(e), np.float64(0.0)))))
 
 
+@lru_cache(1 << 10)  # every lowering of a search asks for the same
 def vanishes_at_identity(e: Term, pivots: tuple[tuple[int, str], ...]) -> bool:
     """Is the coefficient 0 whenever one of these max/min pivots r is at its identity and every R is finite?  Judged on structure:
     a factor exp(a·r + …) whose argument then goes to −inf, with r nowhere else in the product."""

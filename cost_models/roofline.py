@@ -184,9 +184,9 @@ class Roofline:
         return self.machine.clusters if some else ()
 
     def _per_byte(self, blocks: Array, room: Array, flight: Array, piece: Array, share: Array) -> Array:
-        """Seconds for a byte from memory: whole waves of as many blocks as there is room for, then the last one, whose fewer blocks may have too few bytes
-        in flight (`flight` each) to cover the latency (Little's law) and the time in which a piece, that is waited for as one, comes in.
-        share: of what blocks load, what is not in the cache; the rest takes their time, too."""
+        """Seconds for a byte from memory: whole waves of as many blocks as there is room for, then the last one, whose fewer blocks may
+        have too few bytes in flight (`flight` each) to cover the latency (Little's law) and the time in which a piece, that is waited for
+        as one, comes in.  share: of what blocks load, what is not in the cache; the rest takes their time, too."""
         m = self.machine
         whole = np.floor(blocks / room) * room
         last = blocks - whole

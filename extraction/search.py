@@ -404,8 +404,8 @@ class Mates:
 
 
 def kind(body: Body) -> tuple:
-    """Bodies of one kind have the same main root, reduce the same axes and do so as often: guesses at them err alike."""
-    return body.by.split, body.roots[0], body.state.reduced, body.state.passes
+    """Bodies of one kind reduce the same axes and do so as often: guesses at them err alike."""
+    return body.by.split, body.state.reduced, body.state.passes
 
 
 def below(region: Region) -> list[int]:

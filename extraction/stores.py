@@ -44,7 +44,7 @@ class Terms:
     def narrowed(self, c: int) -> Term:
         """Free of the axes that its class is free of: x·(y/x) is the same at every position of x, and the first one will do."""
         t, own = self.compute(c), frozenset(map(self.n.axis, self.r.free[c]))
-        extra = [a for a in t.free if not T.depends(own, a)]
+        extra = [a for a in t.free - own if not T.depends(own, a)]
         if not extra or any(x.op in ("red", "fold") and T.depends(frozenset(extra), x.attr[-1]) for x in T.postorder([t])):  # type: ignore[index]
             return t
         first = {a: Affine() for a in extra}
