@@ -13,7 +13,9 @@ from eqsat_neptune.codegen.tile import Contract, Load, walk
 from eqsat_neptune.cost_models import model_for
 from eqsat_neptune.cost_models.walk import Product
 from eqsat_neptune.extraction.extract import Extraction, extract
+from eqsat_neptune.extraction.kernels import Pricer
 from eqsat_neptune.extraction.prices import Prices
+from eqsat_neptune.extraction.search import Search
 
 import eqsat_neptune as en
 from eqsat_neptune import egraph
@@ -26,10 +28,10 @@ from eqsat_neptune.targets import parse_target
 TARGETS = ("cpu", "cuda:sm_90a", "cuda:sm_80", "hip:gfx942")
 # tile programs lowered, their statements, and sets of classes looked at: for every program together, and for any single one
 TOTAL = {
-    "cpu": (4400, 79_000, 1900),
-    "cuda:sm_90a": (1750, 39_000, 900),
-    "cuda:sm_80": (2150, 48_000, 1070),
-    "hip:gfx942": (1970, 46_500, 1000),
+    "cpu": (4200, 75_500, 1830),
+    "cuda:sm_90a": (1730, 39_000, 900),
+    "cuda:sm_80": (2130, 47_200, 1020),
+    "hip:gfx942": (1850, 43_200, 960),
 }
 MOST = (350, 10_000, 500)
 SLOWEST = (
@@ -41,7 +43,7 @@ SLOWEST = (
     "differential_attention",
     "layers1",
 )
-LONGER = {"performer": 1.3}  # 0.9 to 1.0 s alone (sm_80; 0.6 to 0.8 elsewhere): no room in a second for other processes
+LONGER = {"performer": 1.3}  # nearly a second alone (sm_80; 0.5 to 0.8 s elsewhere): no room for other processes
 
 
 def graph_of(name: str, target: str, dtype: str | None = None) -> tuple[Graph, Program]:
@@ -109,7 +111,19 @@ def test_what_a_search_has_priced_is_known_to_one_with_more_nodes() -> None:
     """Tensors side by side are looked at in a search of their own, in which no kernel of the first one is priced again."""
     graph, program = graph_of("performer", "cuda:sm_80")
     assert graph.extents.keys() - program.axes.keys(), "rules have made axes"
-    assert extract(graph, program, model_for("cuda:sm_80")).stats["lowerings"] <= 170  # 295 when each search priced its own
+    assert extract(graph, program, model_for("cuda:sm_80")).stats["lowerings"] <= 165  # 295 when each search priced its own
+
+
+def test_searches_are_freed_as_they_end() -> None:
+    """… with what they have priced, though garbage is not collected in here; some of these kernels cannot be printed."""
+    graph, program = graph_of("performer", "cuda:sm_80")
+    gc.collect()
+    gc.disable()
+    try:
+        found = extract(graph, program, model_for("cuda:sm_80"))
+        assert found.stats["asked"] and not any(isinstance(x, Search | Pricer) for x in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def test_garbage_is_collected_after_a_search_as_before() -> None:
