@@ -21,6 +21,10 @@ that read row statistics in their loops; the wide products that a source takes i
     python benches/h200.py save next --only '^(qknorm|attention_dq|sink_attention__4096|cross_entropy)__' --vary small:k1.a3/32
     python benches/h200.py run next --sustained --peers compile,library --out next.json
 
+Attention's peers: PyTorch's fused kernels (cudnn, flash), FlashAttention-3 (fa3), FlexAttention (flex), and kernels written here in Triton
+(triton_attention.py) and TileLang (tilelang_attention.py), which try their tiles for up to 10 s a program.  A peer whose package is
+absent, or that fails, is recorded as failed.
+
 Measuring is another process's work: a kernel or peer that hangs there or breaks the context loses its own row only.
 """
 
@@ -56,7 +60,7 @@ from eqsat_neptune.programs import CASES, Arg, Case
 
 TOLERANCE = {"float64": 1e-10, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}  # small: of the largest element
 LIMIT = {"float64": 1e-10, "float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-3}  # full: relative error in the 2-norm
-PEERS = ("cudnn", "flash", "fa3", "flex", "torch", "cublas", "cublaslt", "compile", "library", "copy")
+PEERS = ("cudnn", "flash", "fa3", "flex", "triton", "tilelang", "torch", "cublas", "cublaslt", "compile", "library", "copy")
 STEP = 60.0  # seconds that a kernel or peer may take before it is given up
 ROUNDS = 3  # of turns
 
@@ -666,7 +670,7 @@ def parser() -> argparse.ArgumentParser:
     r.add_argument("folder", type=Path)
     r.add_argument("--out", type=Path, help="record, written anew after every row")
     r.add_argument("--only", default="", help="a regular expression over the files' names")
-    r.add_argument("--peers", default=",".join(PEERS), help="of these, joined by commas (none: an empty string)")
+    r.add_argument("--peers", default=",".join(PEERS), help="joined by commas (none: an empty string); all: %(default)s")
     r.add_argument("--sustained", action="store_true", help="interleaved turns as well")
     r.add_argument("--budget", type=float, default=math.inf, help="seconds after which no program is started")
     r.add_argument("--compile-budget", type=float, default=30.0, help="seconds to tune one program with torch.compile (0: don't)")

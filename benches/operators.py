@@ -89,7 +89,8 @@ def _operators() -> dict[str, Operator]:
             return 2 * q[0] * q[1] * f.pairs(q[2], k[2]) * (q[3] + v[3])
 
         sizes = [*lengths, *(odd + dims if kind in ("global", "causal") else [])]
-        add(values(CASES[name]), ("n", "d", "dv"), sizes, "cudnn flash fa3 flex", flops, quick=((4096,), (16384,)))
+        compared = "cudnn flash fa3 flex triton tilelang"
+        add(values(CASES[name]), ("n", "d", "dv"), sizes, compared, flops, quick=((4096,), (16384,)))
     batches: list[tuple[int, ...]] = [(1, 1024), (1, 8192), (1, 65536), (16, 4096), (16, 8192), (16, 16384)]
     for kind in ("causal", "gqa", "alibi", "softcap"):
         groups = [(16, 8192, 8 * g, 8) for g in (3, 6, 12)] if kind == "gqa" else []

@@ -1,4 +1,5 @@
-"""What measured kernels are compared with: PyTorch eager and compiled, its fused attention, FlashAttention-3, FlexAttention."""
+"""What measured kernels are compared with: PyTorch eager and compiled, its fused attention, FlashAttention-3, FlexAttention, and attention
+by hand in Triton and TileLang."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from operators import Attention
 from timing import deadline, synchronize
 
 from eqsat_neptune.programs import CAP, EPS
+
+TUNING = 10.0  # seconds in which a kernel by hand tries its tiles
 
 
 def torch_programs() -> dict[str, Callable[..., Any]]:
@@ -132,6 +135,8 @@ def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -
         source, to = (torch.empty(moved // 2, dtype=torch.uint8, device=args[0].device) for _ in range(2))
         return (lambda: to.copy_(source)), "a copy that moves as many bytes"
     if name.startswith(("prefill", "decode")):
+        if kind in ("triton", "tilelang"):
+            return handwritten(kind, Attention.of(name), *args, budget=min(budget, TUNING))
         call = attention_peer(kind, Attention.of(name), *args)
         return (call, "") if call else None
     if kind in ("cublas", "cublaslt"):
@@ -147,6 +152,21 @@ def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -
         return compiled(library_programs()[name], args, 0)
     fn = torch_programs()[name]
     return compiled(fn, args, budget) if kind == "compile" else ((lambda: fn(*args)), "")
+
+
+def handwritten(
+    kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any = None, *, budget: float
+) -> tuple[Callable[[], Any], str] | None:
+    """Prefill by a kernel of benches/triton_attention.py or benches/tilelang_attention.py.  ImportError where the language is absent."""
+    if f.decode:
+        return None
+    if kind == "triton":
+        import triton_attention
+
+        return triton_attention.peer(f, q, k, v, slopes, budget)
+    import tilelang_attention
+
+    return tilelang_attention.peer(f, q, k, v, slopes, budget)
 
 
 def vendor_product(kind: str, x: Any, w: Any, turned: bool) -> Callable[[], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ import peers
 import records
 import repriced
 import timing
+import tuned
 
 SMALL = dict(n=37, m=19, f=11, d=8, hq=4, h=3, v=29, b=2, batch=2, r=3, dv=0)
 
@@ -192,6 +194,109 @@ def test_tuning_that_takes_too_long_is_cut(torch: Any) -> None:
 
 def raises(x: Any) -> Any:
     raise RuntimeError("an error of its own is no timeout")
+
+
+# ------------------------------------------------------------------ attention by hand in other languages
+
+
+INTERPRETED = """
+import dataclasses, json, sys
+import numpy as np, torch
+sys.path[:0] = [{benches!r}, {root!r}]
+import h200, float64, triton_attention as hand
+from operators import OPERATORS, Attention
+from eqsat_neptune.programs import windowed_attention
+
+hand.L2 = 1  # one group of heads at a time, so that every group's first and last tile counts
+kind, runs = json.loads(sys.argv[1])
+op, f = OPERATORS["prefill_" + kind], Attention.of("prefill_" + kind)
+case, errors = op.case, []
+for n, window, dtype, tile in runs:
+    if kind == "windowed":
+        f = dataclasses.replace(f, window=window)
+        case = dataclasses.replace(case, fn=windowed_attention(window))
+    sizes = dict(b=2, hq=4, hkv=4 if case.full["hkv"] == case.full["hq"] else 2, n=n, d=24, dv=16)
+    args = [h200.to_torch(x, "cpu") for x in case.inputs("full", np.random.default_rng(0), dtype=dtype, **sizes)]
+    q, k, v, *slopes = args
+    out = hand.attention(f, q, k, v, slopes[0] if slopes else None, hand.Tile(*tile))()
+    want = float64.in_float64(case.function("full"), args)
+    errors.append(float((out.double() - want).norm() / want.norm()))
+print(json.dumps(errors))
+"""
+
+
+# ragged lengths; tiles with more keys than rows, fewer, and specialised ones, which have one loop for all blocks
+@pytest.mark.parametrize("kind", ["global", "causal", "gqa", "alibi", "softcap", "windowed"])
+def test_triton_attention_computes_the_program(kind: str, torch: Any) -> None:
+    pytest.importorskip("triton")
+    root = Path(__file__).parent.parent
+    text = INTERPRETED.format(benches=str(root / "benches"), root=str(root))
+    runs = [(75, 20, "float32", (32, 16, 4, 2)), (75, 50, "float32", (16, 32, 4, 2)), (75, 20, "float32", (32, 16, 4, 2, True))]
+    runs.append((64, 33, "float16", (32, 32, 4, 2)))
+    interpreter = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", text, json.dumps([kind, runs])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=interpreter, timeout=300)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("this Triton's interpreter does not work with NumPy from 2.4 on")
+    assert done.returncode == 0, done.stderr[-2000:]
+    *single, half = json.loads(done.stdout.splitlines()[-1])
+    assert len(single) == 3 and max(single) < 1e-5 and half < 2e-3
+
+
+def test_triton_attention_has_as_many_tiles_as_fit(torch: Any) -> None:
+    pytest.importorskip("triton")
+    import triton_attention as hand
+
+    for d in (64, 96, 128, 192, 256):
+        for t in hand.tiles(d):
+            wide, stages = hand.padded(d), t.stages
+            assert 2 * wide * (t.rows + 2 * stages * t.keys) <= 227 << 10
+
+
+@pytest.mark.parametrize("kind", ["global", "causal", "gqa", "alibi", "softcap", "windowed"])
+def test_tilelang_attention_becomes_a_pipeline_of_warpgroups(kind: str, torch: Any) -> None:
+    tilelang = pytest.importorskip("tilelang")
+    import tilelang_attention as hand
+
+    f, q, kv = operators.Attention.of(f"prefill_{kind}"), (1, 4, 5000, 128), (1, 2 if kind == "gqa" else 4, 5000, 128)
+    code = hand.program(f, hand.tiles(128)[0], q, kv, kv, "bfloat16")
+    config = {"tl.enable_fast_math": True}
+    with tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}) as target, tilelang.transform.PassContext(config=config):
+        source = tilelang.lower(code, target=target, enable_host_codegen=False, enable_device_compile=False).kernel_source
+    assert source.count("tma_load(") == 3 and "warpgroup_reg_dealloc" in source and "wgmma_rs<" in source
+    assert ("tanhf(" in source) == bool(f.cap) and ("slopes[" in source) == f.alibi
+
+
+@pytest.mark.parametrize("kind", ["triton", "tilelang"])
+def test_attention_by_hand_is_prefill_only_and_needs_its_language(kind: str, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, kind, None)
+    monkeypatch.delitem(sys.modules, f"{kind}_attention", raising=False)
+    x = torch.zeros(1, 2, 8, 16)
+    assert peers.peer(kind, "decode_causal", [x, x, x], 0, 1.0) is None
+    with pytest.raises(ImportError, match=kind):
+        peers.peer(kind, "prefill_causal", [x, x, x], 0, 1.0)
+    assert all(kind in op.peers for name, op in operators.OPERATORS.items() if name.startswith("prefill"))
+
+
+def test_the_fastest_that_works_is_taken(torch: Any) -> None:
+    def way(value: float, takes: float) -> Any:
+        def call() -> Any:
+            return torch.full((3,), value)
+
+        call.takes = takes  # type: ignore[attr-defined]
+        return lambda: call
+
+    ways = [("slow", way(1.0, 3.0)), ("wrong", way(1.2, 0.1)), ("broken", lambda: raises(0)), ("fast", way(1.001, 2.0))]
+    call, note = tuned.fastest(ways, 60.0, lambda c: c.takes)  # type: ignore[attr-defined]
+    assert call().tolist() == pytest.approx([1.001] * 3)
+    assert note.startswith("fast, the fastest of 2; wrong: ArithmeticError") and "broken: RuntimeError: an error" in note
+    call, note = tuned.fastest(ways, -1.0, lambda c: c.takes)  # type: ignore[attr-defined]
+    assert call().tolist() == [1.0] * 3 and note.count("not tried") == 3
+    for none, error in ((ways[2:3], RuntimeError), ([], ValueError)):
+        with pytest.raises(error):
+            tuned.fastest(none, 60.0)
+    nan = [("right", way(1.0, 2.0)), ("poisoned", way(math.nan, 1.0))]
+    assert tuned.fastest(nan, 60.0, lambda c: c.takes)[1].startswith("right")  # type: ignore[attr-defined]
 
 
 # ------------------------------------------------------------------ measuring, with the CPU in the GPU's place
