@@ -38,10 +38,13 @@ def _tanh(x, APPROXIMATE: tl.constexpr):
 @triton.jit
 def _blocks(
     acc, total, top, q, k_blocks, v_blocks, keys, row, first, last, n, scale, inner, slope,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr, SPECIAL: tl.constexpr, APPROXIMATE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
+    MASKED: tl.constexpr, SPECIAL: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
-    """Keys first … last - 1 (first: a multiple of KEYS).  acc: ROWS×DV sums of exp2(score - top)·V, total: of exp2(score - top)."""
+    """Positions first … last - 1 (first: a multiple of KEYS) of the head of K and V that begins at row `keys`.
+
+    acc: sums of exp2(score - top)·V, a row for each of the queries row … row + ROWS - 1; total: sums of exp2(score - top)
+    """
     for start in tl.range(first, last, KEYS, warp_specialize=SPECIAL):
         k = k_blocks.load([keys + start, 0])
         s = tl.dot(q, k.T)
@@ -74,18 +77,19 @@ def _blocks(
     return acc, total, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "heads", "batches", "together", "shared"])  # other lengths take the same machine code
 def attention_kernel(
     q_blocks, k_blocks, v_blocks, o_blocks, out, slopes, n, width, heads, batches, together, shared, scale, inner,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, ALIBI: tl.constexpr, SPECIAL: tl.constexpr, APPROXIMATE: tl.constexpr,
-    WHOLE: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    ALIBI: tl.constexpr, SPECIAL: tl.constexpr, APPROXIMATE: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """One tile of ROWS query rows of one head.
 
-    Heads lie one after another in the descriptors.  n: rows of a head; width: elements of a row of the result;
-    WHOLE and EVEN: the tile's rows and keys divide n; heads: of all batches together; together: heads whose tiles run beside each other; shared: query heads to one of K and V;
-    scale: of what is exponentiated, to base 2; inner: of what the cap's tanh is taken of
+    Heads lie one after another in the descriptors.
+    n, width    rows of a head; elements of a row of the result
+    heads       of all batches; together: of these, how many have their tiles run beside each other; shared: how many read one of K and V
+    scale       of what is exponentiated, to base 2; inner: of what the cap's tanh is taken of
+    WHOLE, EVEN the tile's rows, its keys divide n
     """
     pid, tiles = tl.program_id(0), tl.cdiv(n, ROWS)
     before = pid // (together * tiles) * together
@@ -121,16 +125,16 @@ def attention_kernel(
         right = n // KEYS * KEYS
     if SPECIAL:  # Triton splits rows between groups of warps, for one loop only
         acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, begin, end, n, scale, inner, slope,
-                                  ROWS, KEYS, D, DV, CAUSAL, WINDOW, CAP, ALIBI, CAUSAL or not EVEN, True, APPROXIMATE)  # fmt: skip
+                                  ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, CAUSAL or not EVEN, True, APPROXIMATE)  # fmt: skip
     else:
         if WINDOW:
             acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, begin, left, n, scale, inner, slope,
-                                      ROWS, KEYS, D, DV, CAUSAL, WINDOW, CAP, ALIBI, True, False, APPROXIMATE)  # fmt: skip
+                                      ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, True, False, APPROXIMATE)  # fmt: skip
         acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, left, right, n, scale, inner, slope,
-                                  ROWS, KEYS, D, DV, CAUSAL, WINDOW, CAP, ALIBI, False, False, APPROXIMATE)  # fmt: skip
+                                  ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, False, False, APPROXIMATE)  # fmt: skip
         if CAUSAL or not EVEN:
             acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, right, end, n, scale, inner, slope,
-                                      ROWS, KEYS, D, DV, CAUSAL, WINDOW, CAP, ALIBI, True, False, APPROXIMATE)  # fmt: skip
+                                      ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, True, False, APPROXIMATE)  # fmt: skip
     result = (acc / total[:, None]).to(o_blocks.dtype)
     if WHOLE and not SPECIAL:
         o_blocks.store([head * n + row, 0], result)
@@ -182,7 +186,7 @@ def padded(d: int) -> int:
 def meta(f: Attention, n: int, d: int, dv: int, tile: Tile, interpreted: bool) -> dict[str, Any]:
     """The kernel's constants."""
     return dict(
-        ROWS=tile.rows, KEYS=tile.keys, D=padded(d), DV=padded(dv), CAUSAL=f.causal, WINDOW=f.window, CAP=bool(f.cap),
+        ROWS=tile.rows, KEYS=tile.keys, DV=padded(dv), CAUSAL=f.causal, WINDOW=f.window, CAP=bool(f.cap),
         ALIBI=f.alibi, SPECIAL=tile.special, APPROXIMATE=not interpreted,
         WHOLE=n % tile.rows == 0, EVEN=n % tile.keys == 0,
     )  # fmt: skip
@@ -201,7 +205,7 @@ def attention(f: Attention, q: Any, k: Any, v: Any, slopes: Any, tile: Tile) -> 
         return TensorDescriptor.from_tensor(x.contiguous().view(-1, x.shape[-1]), [rows, width])
 
     out = torch.empty(b, hq, n, dv, dtype=q.dtype, device=q.device)
-    width, wide = constants["D"], constants["DV"]
+    width, wide = padded(d), padded(dv)
     keys, values = blocks(k, tile.keys, width), blocks(v, tile.keys, wide)
     queries, outs = blocks(q, tile.rows, width), blocks(out, tile.rows, wide)
     shared = hq // hkv
