@@ -2,7 +2,8 @@
 
 Blocks of K and V come by TMA through tensor descriptors, products are wgmma, exponentials base 2 with the scale folded in, blocks that a
 mask empties are skipped, and only blocks that a mask cuts are masked.  Long rows start first, by few heads at a time so that their K and
-V stay in the L2.  Head dims that are no power of two are filled up with zeros by the descriptor.
+V stay in the L2.  Head dims that are no power of two are filled up with zeros by the descriptor.  No tile has its loop's warps specialised:
+Triton 3.6 compiles that for Hopper (tl.range(…, warp_specialize=True), one loop, all blocks masked), but on an H200 it did not end.
 
 Importing raises ImportError where Triton is absent.
 """
@@ -39,13 +40,13 @@ def _tanh(x, APPROXIMATE: tl.constexpr):
 def _blocks(
     acc, total, top, q, k_blocks, v_blocks, keys, row, first, last, n, scale, inner, slope,
     ROWS: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, ALIBI: tl.constexpr,
-    MASKED: tl.constexpr, SPECIAL: tl.constexpr, APPROXIMATE: tl.constexpr,
+    MASKED: tl.constexpr, APPROXIMATE: tl.constexpr,
 ):  # fmt: skip
     """Positions first … last - 1 (first: a multiple of KEYS) of the head of K and V that begins at row `keys`.
 
     acc: sums of exp2(score - top)·V, a row for each of the queries row … row + ROWS - 1; total: sums of exp2(score - top)
     """
-    for start in tl.range(first, last, KEYS, warp_specialize=SPECIAL):
+    for start in tl.range(first, last, KEYS):
         k = k_blocks.load([keys + start, 0])
         s = tl.dot(q, k.T)
         j = start + tl.arange(0, KEYS)
@@ -81,7 +82,7 @@ def _blocks(
 def attention_kernel(
     q_blocks, k_blocks, v_blocks, o_blocks, out, slopes, n, width, heads, batches, together, shared, scale, inner,
     ROWS: tl.constexpr, KEYS: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-    ALIBI: tl.constexpr, SPECIAL: tl.constexpr, APPROXIMATE: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr,
+    ALIBI: tl.constexpr, APPROXIMATE: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """One tile of ROWS query rows of one head.
 
@@ -123,60 +124,42 @@ def attention_kernel(
     else:
         end = n
         right = n // KEYS * KEYS
-    if SPECIAL:  # Triton splits rows between groups of warps, for one loop only
-        acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, begin, end, n, scale, inner, slope,
-                                  ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, CAUSAL or not EVEN, True, APPROXIMATE)  # fmt: skip
-    else:
-        if WINDOW:
-            acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, begin, left, n, scale, inner, slope,
-                                      ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, True, False, APPROXIMATE)  # fmt: skip
-        acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, left, right, n, scale, inner, slope,
-                                  ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, False, False, APPROXIMATE)  # fmt: skip
-        if CAUSAL or not EVEN:
-            acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, right, end, n, scale, inner, slope,
-                                      ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, True, False, APPROXIMATE)  # fmt: skip
+    if WINDOW:
+        acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, begin, left, n, scale, inner, slope,
+                                  ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, True, APPROXIMATE)  # fmt: skip
+    acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, left, right, n, scale, inner, slope,
+                              ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, False, APPROXIMATE)  # fmt: skip
+    if CAUSAL or not EVEN:
+        acc, total, top = _blocks(acc, total, top, q, k_blocks, v_blocks, keys, row, right, end, n, scale, inner, slope,
+                                  ROWS, KEYS, CAUSAL, WINDOW, CAP, ALIBI, True, APPROXIMATE)  # fmt: skip
     result = (acc / total[:, None]).to(o_blocks.dtype)
-    if WHOLE and not SPECIAL:
+    if WHOLE:
         o_blocks.store([head * n + row, 0], result)
-    else:  # the tile's last rows may be the next head's; and descriptors of split rows do not store
+    else:  # the tile's last rows may be the next head's
         i, x = row + tl.arange(0, ROWS)[:, None], tl.arange(0, DV)[None, :]
         tl.store(out + (head * n + i).to(tl.int64) * width + x, result, mask=(i < n) & (x < width))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How the work is cut.  special: the loop has warps of its own that load, and twice `warps` that compute for 128 rows."""
+    """How the work is cut."""
 
     rows: int
     keys: int
     warps: int
     stages: int
-    special: bool = False
 
     def __str__(self) -> str:
-        text = f"{self.rows}×{self.keys}, {self.warps} warps, {self.stages} stages"
-        return text + (", specialised" if self.special else "")
+        return f"{self.rows}×{self.keys}, {self.warps} warps, {self.stages} stages"
 
 
 def tiles(d: int) -> tuple[Tile, ...]:
     """Worth a try for a head dim, the likeliest first."""
     if d <= 64:
-        return (
-            Tile(128, 128, 8, 3),
-            Tile(128, 128, 4, 3, True),
-            Tile(128, 64, 8, 3),
-            Tile(64, 128, 4, 3),
-            Tile(128, 128, 4, 2, True),
-        )
+        return Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 4, 3), Tile(128, 128, 4, 3)
     if d <= 128:
-        return (
-            Tile(128, 128, 8, 2),
-            Tile(128, 128, 4, 2, True),
-            Tile(128, 64, 8, 3),
-            Tile(128, 64, 4, 3, True),
-            Tile(64, 128, 4, 2),
-        )
-    return (Tile(128, 64, 8, 2), Tile(128, 64, 4, 2, True), Tile(64, 64, 4, 2), Tile(128, 32, 8, 3))
+        return Tile(128, 128, 8, 2), Tile(128, 64, 8, 3), Tile(64, 128, 4, 2), Tile(128, 64, 4, 3)
+    return Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(128, 32, 8, 3)
 
 
 def padded(d: int) -> int:
@@ -187,7 +170,7 @@ def meta(f: Attention, n: int, d: int, dv: int, tile: Tile, interpreted: bool) -
     """The kernel's constants."""
     return dict(
         ROWS=tile.rows, KEYS=tile.keys, DV=padded(dv), CAUSAL=f.causal, WINDOW=f.window, CAP=bool(f.cap),
-        ALIBI=f.alibi, SPECIAL=tile.special, APPROXIMATE=not interpreted,
+        ALIBI=f.alibi, APPROXIMATE=not interpreted,
         WHOLE=n % tile.rows == 0, EVEN=n % tile.keys == 0,
     )  # fmt: skip
 

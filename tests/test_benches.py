@@ -225,14 +225,13 @@ print(json.dumps(errors))
 """
 
 
-# ragged lengths; tiles with more keys than rows, fewer, and specialised ones, which have one loop for all blocks
+# ragged lengths; tiles with more keys than rows, and fewer
 @pytest.mark.parametrize("kind", ["global", "causal", "gqa", "alibi", "softcap", "windowed"])
 def test_triton_attention_computes_the_program(kind: str, torch: Any) -> None:
     pytest.importorskip("triton")
     root = Path(__file__).parent.parent
     text = INTERPRETED.format(benches=str(root / "benches"), root=str(root))
-    runs = [(75, 20, "float32", (32, 16, 4, 2)), (75, 50, "float32", (16, 32, 4, 2)), (75, 20, "float32", (32, 16, 4, 2, True))]
-    runs.append((64, 33, "float16", (32, 32, 4, 2)))
+    runs = [(75, 20, "float32", (32, 16, 4, 2)), (75, 50, "float32", (16, 32, 4, 2)), (64, 33, "float16", (32, 32, 4, 2))]
     interpreter = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", text, json.dumps([kind, runs])]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=interpreter, timeout=300)
@@ -240,7 +239,7 @@ def test_triton_attention_computes_the_program(kind: str, torch: Any) -> None:
         pytest.skip("this Triton's interpreter does not work with NumPy from 2.4 on")
     assert done.returncode == 0, done.stderr[-2000:]
     *single, half = json.loads(done.stdout.splitlines()[-1])
-    assert len(single) == 3 and max(single) < 1e-5 and half < 2e-3
+    assert len(single) == 2 and max(single) < 1e-5 and half < 2e-3
 
 
 def test_triton_attention_has_as_many_tiles_as_fit(torch: Any) -> None:
