@@ -15,15 +15,14 @@ Times: "single" is the median of calls with a cold L2, inside a CUDA graph where
 and peers of one program take turns of 0.15 s, and is the median over rounds of a turn's mean: the card is limited by power, so this
 is the figure to compare.  TFLOP/s count kept pairs only; GB/s count every input and output once.
 
-To be measured next, for plans that the model takes unmeasured (norms of short rows in other tiles; parts of an attention's backward pass
-that read row statistics in their loops; the wide products that a source takes in float32):
-
-    python benches/h200.py save next --only '^(qknorm|attention_dq|sink_attention__4096|cross_entropy)__' --vary small:k1.a3/32
-    python benches/h200.py run next --sustained --peers compile,library --out next.json
-
 Attention's peers: PyTorch's fused kernels (cudnn, flash), FlashAttention-3 (fa3), FlexAttention (flex), and kernels written here in Triton
 (triton_attention.py) and TileLang (tilelang_attention.py), which try their tiles for up to 10 s a program.  A peer whose package is
 absent, or that fails, is recorded as failed.
+
+To be measured next, the peers by hand (no record has them):
+
+    python benches/h200.py save byhand --only '^prefill_(global|causal|gqa|alibi|softcap|windowed)__(1024|4096|16384)__'
+    python benches/h200.py run byhand --sustained --peers cudnn,triton,tilelang --compile-budget 10 --out byhand.json
 
 Measuring is another process's work: a kernel or peer that hangs there or breaks the context loses its own row only.
 """
