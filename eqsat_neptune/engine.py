@@ -48,7 +48,8 @@ class Limits:
     iterations: int = 30
 
 
-FACTS = 200  # rounds of analyses in one go: bounds that depend on themselves may get tighter for ever, by less each time
+FACTS = 200  # rounds of analyses in one go, besides one for each node of the program (facts climb a term step by step): bounds that
+# depend on themselves may get tighter for ever, by less each time
 
 
 class _Watch:
@@ -370,7 +371,7 @@ class EGraph:
         """Facts and normalisation to fixpoint, facts first: rules ask for them.  Returns the limit that was met, "" if none was;
         facts are whole in either case."""
         while True:
-            for _ in range(FACTS):
+            for _ in range(FACTS + self.loaded):
                 if not self.updated("(seq (run ix) (run an))"):
                     break
             stop = watch.met()

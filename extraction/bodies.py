@@ -91,6 +91,7 @@ class Bodies(Options):
         self.owner = [(c, o) for c, options in enumerate(self.options) for o in (*options, None)]
         self.shown = {k: o.shown for k, (_, o) in enumerate(self.owner) if o is not None and o.shown < 1.0}
         self.partly = self.union(1 << k for k in self.shown)
+        self.inlining = self.union(1 << k for k, (_, o) in enumerate(self.owner) if o is not None and o.renamed)
         self.sharing = [
             [(1 << (at + i), o) for i, o in enumerate(options) if o.items and o.leaf < 0 and not o.renamed]
             for at, options in zip(self.offset, self.options)
@@ -376,14 +377,14 @@ class Bodies(Options):
                     return True
         return False
 
-    def needs(self, taken: dict[int, Option | None], c: int) -> int:
-        """Bits of the classes that a class is computed from in a body, itself among them."""
+    def needs(self, taken: dict[int, Option | None], c: int, whole: bool = True) -> int:
+        """Bits of the classes that a class is computed from in a body, itself among them; whole: those below inlined views, too."""
         seen, todo = 0, [c]
         while todo:
             x = todo.pop()
             if not seen >> x & 1:
                 seen |= 1 << x
-                if (o := taken[x]) is not None:
+                if (o := taken[x]) is not None and (whole or not o.renamed):
                     todo += o.children
         return seen
 
@@ -395,6 +396,24 @@ class Bodies(Options):
             and any((below := taken[x]) is not None and below.reduced & o.renamed for x in bits(self.needs(taken, c)))
             for c, o in taken.items()
         )
+
+    def operations(self, s: State, roots: tuple[int, ...]) -> int:
+        """How many the kernel's terms have, if there are inlined views: all that is below one is there once more, for other positions."""
+        if not s.chosen & self.inlining:
+            return 0
+        taken = self.taken(s)
+        count: dict[int, int] = {}  # of classes below inlined views, and of the roots
+        todo = list(roots)
+        while todo:
+            c = todo[-1]
+            own = [x for x in bits(self.needs(taken, c, whole=False)) if taken[x] is not None]
+            shown = [o.children[0] for x in own if (o := taken[x]) is not None and o.renamed]
+            if missing := [x for x in shown if x not in count]:
+                todo += missing
+                continue
+            count[c] = len(own) + sum(count[x] for x in shown)
+            todo.pop()
+        return sum(count[r] for r in roots)
 
     def kept_items(self, taken: dict[int, Option | None], roots: tuple[int, ...]) -> int:
         """The work of what the roots reach by these options."""
@@ -438,8 +457,10 @@ class Bodies(Options):
         rank = self.r.rank
         parted = [any("." in a for a in free) for free in self.r.free]
 
-        def state(c: int, top: bool) -> State | None:
-            if not top and self.r.read[c] and self.r.stored(c) is None:
+        known: dict[int, State | None] = {}
+
+        def state(c: int) -> State | None:
+            if c != root and self.r.read[c] and self.r.stored(c) is None:
                 return self.reach(c)[-1]
             for i, o in enumerate(self.options[c]):
                 below = [x for x in (*o.children, o.leaf) if x >= 0]
@@ -447,14 +468,16 @@ class Bodies(Options):
                     continue
                 out: State | None = self._start(c, i, o)
                 for x in o.children:
-                    child = state(x, False)
+                    child = known[x]
                     out = self.join(out, child) if out is not None and child is not None else None
                 if out is not None:
                     out.reduced |= o.reduced
                     return out
             return None
 
-        return state(root, True)
+        for c in sorted((c for c in range(len(self.options)) if rank[c] <= rank[root]), key=lambda c: (rank[c], c == root)):
+            known[c] = state(c)  # once each, though many may need it
+        return known[root]
 
     def writes(self, roots: tuple[int, ...]) -> float:
         """Seconds that it takes to write these classes."""

@@ -22,6 +22,7 @@ from .stores import Names, stores_of
 
 MOST_POINTS = 2000
 MOST_ROLES = 8
+MOST_OPERATIONS = 1000  # of a kernel that computes parts of tensors again: each layer of a network may double them
 PLAIN = (("warpgroups", 0), ("cluster", 1), ("together", 1))  # choices that are left out where they are so
 SHORT = 64  # elements of a reduced axis that a block may go through one by one
 
@@ -182,6 +183,8 @@ class Pricer:
 
     def price(self, roots: tuple[int, ...], bodies: Bodies, state: State, split: Split | None) -> list[Scored]:
         """The kernel under each assignment of roles that can be lowered."""
+        if bodies.operations(state, roots) > MOST_OPERATIONS:
+            return []
         stores, buffers = stores_of(self.r, roots, bodies, state, self.names())
         terms = [s.term for s in stores]
         held = frozenset(a for s in stores for a in s.term.free) | frozenset(a for s in stores for ix in s.index for a in ix.axes)

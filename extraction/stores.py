@@ -34,11 +34,18 @@ class Terms:
         self.r: Region = bodies.r
         self.memo: dict[int, Term] = {}
 
-    def of(self, c: int, root: bool = False) -> Term:
-        if root:
-            return self.narrowed(c)
-        if c not in self.memo:
-            self.memo[c] = self.narrowed(c)
+    def of(self, c: int) -> Term:
+        """(Iterative: kernels may be chains of thousands of operations.)"""
+        todo = [c]
+        while todo:
+            x = todo[-1]
+            if x not in self.memo:
+                o = self.b.choice(self.s, x)
+                if missing := [y for y in (o.children if o is not None else ()) if y not in self.memo]:
+                    todo.extend(reversed(missing))
+                    continue
+                self.memo[x] = self.narrowed(x)
+            todo.pop()
         return self.memo[c]
 
     def narrowed(self, c: int) -> Term:

@@ -606,3 +606,48 @@ def test_a_kernel_that_fits_with_some_numbers_of_parts_only_does_not_end_the_sea
 
     plan = en.optimize(f, GPU, specs=[en.TensorSpec(s, "bfloat16") for s in ((64, 1024), *((1024, 64),) * 3)]).plan
     assert len(plan.kernels) == 2 and plan.cost.seconds < 13e-6
+
+
+# ------------------------------------------------------------------ long programs
+
+
+STEPS: dict[str, tuple[int, Callable[[Any], Any]]] = {  # each needs the last value once, or more often
+    "one of each": (400, xp.tanh),
+    "three of each": (120, lambda x: xp.tanh(x * 1.01 + 0.01)),
+    "with what it came from": (60, lambda x: x + 0.1 * xp.sin(x)),
+    "a quotient": (40, lambda x: x / (1 + xp.abs(x))),
+    "a gate": (20, lambda x: x + xp.gelu(x)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_long_chains(name: str) -> None:
+    """The search looks at each value once, however many ways lead to it; no recursion, and facts of all values."""
+    count, step = STEPS[name]
+
+    def f(x: Any) -> Any:
+        for _ in range(count):
+            x = step(x)
+        return x
+
+    x = np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)
+    kernel = en.optimize(f, specs=[en.TensorSpec(x.shape)])
+    want = en.evaluate(kernel.program, x)
+    np.testing.assert_allclose(kernel(x), want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.slow
+def test_many_layers() -> None:
+    """Parts of a tensor that are computed again for a product with itself would double what a kernel does with every layer."""
+
+    def layers(x: Any, *ws: Any) -> Any:
+        for w in ws:
+            h = xp.layer_norm(x)
+            x = x + xp.softmax(h @ h.mT / 3.0, axis=-1) @ h
+            x = x + xp.gelu(xp.layer_norm(x) @ w) @ w.mT
+        return x
+
+    arrays = [np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in ((4, 9), *[(9, 12)] * 9)]
+    kernel = en.optimize(layers, specs=[en.TensorSpec(x.shape) for x in arrays])
+    want = en.evaluate(kernel.program, *arrays)
+    np.testing.assert_allclose(kernel(*arrays), want, rtol=1e-3, atol=1e-4 * np.abs(want).max())
