@@ -311,3 +311,23 @@ def test_plug_in(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert "1 failed, 1 passed" in run.stdout and "test_rule[wrong]" in run.stdout, run.stdout
+
+
+@pytest.mark.parametrize(
+    ("lhs", "rhs", "when"),
+    [
+        ("(recip (add 1.0 (exp x)))", "0.0", "(lz x l) (> l 4.0)"),
+        ("(trunc x)", "(floor x)", "(lz x l) (> l -1.0)"),
+        ("(tanh x)", "1.0", "(lz x l) (> l 3.0)"),
+        ("(log (add 1.0 x))", "x", "(lz x l) (> l -0.001) (hz x h) (< h 0.001)"),
+        ("(exp x)", "0.0", "(hz x h) (< h -5.0)"),
+    ],
+)
+def test_laws_that_are_wrong_just_beside_a_limit(lhs: str, rhs: str, when: str) -> None:
+    """… and as good as right a little further."""
+    verdict = check_rule(Rule("beside-a-limit", "factoring", lhs, rhs, when=when, law="wrong"))
+    assert not verdict and "class has a node of another value" in str(verdict.counterexample)
+
+
+def test_a_law_that_a_limit_makes_right() -> None:
+    assert check_rule(Rule("beside-a-limit", "factoring", "(trunc x)", "(floor x)", when="(lz x l) (> l 3.0)", law="right"))

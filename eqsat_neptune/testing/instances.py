@@ -57,6 +57,8 @@ class Hint:
     negative: bool = False
     nonzero: bool = False
     finite: bool = False
+    above: float | None = None  # its lower bound is to be larger than this number
+    below: float | None = None  # … its upper bound smaller
     without: frozenset[str] = frozenset()  # axis variables that it does not vary along
 
 
@@ -85,6 +87,8 @@ def hints(rule: Rule) -> dict[str, Hint]:
                 for d in conditions:
                     if d[0] in sign and d[1] == v:
                         note(x, **{sign[d[0]]: True})
+                        if limit := _number(d[2]):
+                            note(x, **{"above" if sign[d[0]] == "positive" else "below": limit})
             case ["indep" | "cofactor" | "addend", k, x]:
                 note(x, without=frozenset([k]))
             case ["free-of", k, *xs]:
@@ -93,6 +97,14 @@ def hints(rule: Rule) -> dict[str, Hint]:
             case ["all", [fact], xs] if fact in ("finite", "noinf"):
                 note(xs, finite=True)
     return {x: Hint(**h) for x, h in found.items()}
+
+
+def _number(x: Sexpr) -> float:
+    """What a text says; 0 if it is no number."""
+    try:
+        return float(x)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return 0.0
 
 
 class Maker:
@@ -145,7 +157,9 @@ class Maker:
         axes, bounds = self.axes(), self.pick(RANGES)
         if hint is None:
             return self.wild(axes, bounds)
-        if hint.positive or hint.negative:
+        if hint.above is not None or hint.below is not None:
+            bounds = self.beside(hint)
+        elif hint.positive or hint.negative:
             bounds = (-2.0, -0.5) if hint.negative else self.pick([(0.5, 2.0), (0.5, 2.0), (0.0, 2.0)])
         elif hint.nonzero:
             bounds = self.pick([(0.5, 2.0), (-2.0, -0.5)])
@@ -153,6 +167,18 @@ class Maker:
             return self.wild(axes, bounds if self.chance(0.5) else self.pick(RANGES))
         axes = [a for a in axes if a not in {self.axis.get(k, k) for k in hint.without}]
         return self.input(axes, bounds) if hint != Hint(without=hint.without) else self.wild(axes, bounds)
+
+    def beside(self, hint: Hint) -> tuple[float, float]:
+        """A range that begins (or ends) right beside the limit that a condition has, or a little further: laws that are wrong there may be
+        as good as right elsewhere."""
+        above, below = hint.above, hint.below
+        limit = above if above is not None else below
+        assert limit is not None
+        room = below - above if above is not None and below is not None else 8.0 * max(1.0, abs(limit))
+        gap = self.pick([1e-3, 1e-3, 0.05]) * room
+        if above is None:
+            return limit - room, limit - gap
+        return limit + gap, limit + room - (gap if below is not None else 0.0)
 
     def wild(self, axes: list[str], bounds: tuple[float, float] | None) -> Term:
         """Anything: masked, infinite, zero, signed, a constant."""
