@@ -67,7 +67,7 @@ def optimize(
         program = trace(program, *specs)
     elif specs is not None:
         raise EqsatError("specs go with a function; this program has its own", "leave out specs=")
-    rules = _checked(numerics, tune, rules, cost_model, memory_limit, progress)
+    rules = _checked(numerics, tune, rules, cost_model, memory_limit, progress, verify)
     options = dict(numerics=numerics, tune=tune, rules=rules, cost_model=cost_model, memory_limit=memory_limit, verify=verify)
     if hasattr(program, "bind") and not isinstance(program, Program):
         from .dynamic import DynamicKernel
@@ -107,7 +107,9 @@ def without_clashes(program: Program) -> Program:
     return program.renamed({}, new) if new else program
 
 
-def _checked(numerics: Any, tune: Any, rules: Any, cost_model: Any, memory_limit: Any, progress: Any) -> tuple[Any, ...] | None:
+def _checked(
+    numerics: Any, tune: Any, rules: Any, cost_model: Any, memory_limit: Any, progress: Any, verify: Any
+) -> tuple[Any, ...] | None:
     """The rules; EqsatError if an option has no meaning."""
     if numerics not in NUMERICS:
         raise EqsatError(f"numerics must be one of {', '.join(map(repr, NUMERICS))}, not {numerics!r}")
@@ -115,6 +117,8 @@ def _checked(numerics: Any, tune: Any, rules: Any, cost_model: Any, memory_limit
         raise EqsatError(f"tune must be an int ≥ 0, not {tune!r}", "it is the number of candidates to measure")
     if memory_limit is not None and (not isinstance(memory_limit, int) or isinstance(memory_limit, bool) or memory_limit < 0):
         raise EqsatError(f"memory_limit must be a number of bytes, an int ≥ 0, not {memory_limit!r}")
+    if not isinstance(verify, bool):
+        raise EqsatError(f"verify must be True or False, not {verify!r}")
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise EqsatError(f"progress must be True, False, None or a callable (stage, done, total), not {progress!r}")
     if cost_model is not None and not (hasattr(cost_model, "cost") and hasattr(cost_model, "tensor_dtypes")):

@@ -60,6 +60,7 @@ def refused(kind: str, needle: str, f: Callable[..., Any], *args: Any, **kwargs:
         ({"tune": -1}, "EqsatError", "tune must be an int ≥ 0"),
         ({"tune": "3"}, "EqsatError", "tune must be an int ≥ 0"),
         ({"tune": True}, "EqsatError", "tune must be an int ≥ 0"),
+        ({"verify": "no"}, "EqsatError", "verify must be True or False"),
         ({"memory_limit": -1}, "EqsatError", "memory_limit must be a number of bytes"),
         ({"memory_limit": "1GB"}, "EqsatError", "memory_limit must be a number of bytes"),
         ({"progress": 3}, "EqsatError", "progress must be True, False, None or a callable"),

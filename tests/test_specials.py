@@ -49,7 +49,7 @@ def test_special_values(name: str) -> None:
     assert tally.plans and tally.runs > 5
 
 
-SLOW = [(name, DTYPES[n // 4 % 3], WAYS[n % 4], 9) for name, n in SUBJECTS.items() if n % 3 != 1]
+SLOW = [(name, DTYPES[n // 4 % 3], WAYS[n % 4], 9) for name, n in SUBJECTS.items() if n % 3 == 0]
 
 
 @pytest.mark.slow

@@ -329,5 +329,15 @@ def test_laws_that_are_wrong_just_beside_a_limit(lhs: str, rhs: str, when: str) 
     assert not verdict and "class has a node of another value" in str(verdict.counterexample)
 
 
+@pytest.mark.parametrize(
+    ("lhs", "rhs"),
+    [("(isnan x)", "0.0"), ('(bi "eq" x x)', "1.0"), ('(bi "le" x x)', "1.0"), ('(not (bi "le" x y))', '(bi "lt" y x)')],
+)
+def test_laws_that_are_wrong_of_nan_alone(lhs: str, rhs: str) -> None:
+    """Inputs are finite, but what is computed of them need not be a number."""
+    verdict = check_rule(Rule("of-numbers", "factoring", lhs, rhs, law="wrong"))
+    assert not verdict and "log(" in str(verdict.counterexample)
+
+
 def test_a_law_that_a_limit_makes_right() -> None:
     assert check_rule(Rule("beside-a-limit", "factoring", "(trunc x)", "(floor x)", when="(lz x l) (> l 3.0)", law="right"))

@@ -49,8 +49,8 @@ def check_rule(
     """Is a rule sound?  Truthy if it is; else `.counterexample` says where it is not, as small as shrinking gets it
     (`smallest=False`: as found).  `.evidence` says how it is known: see evidence.py (`exact=False`: in float64 only).
 
-    At least `rounds` rounds of `count` instances with other extents each, more (up to `tries`) until it has applied `least`
-    times; every kind of values on each.  False too if it never applied."""
+    At least `rounds` rounds of `count` instances with other extents each, and one of operands that are NaN in places; more (up to
+    `tries`) until it has applied `least` times; every kind of values on each.  False too if it never applied."""
     if rule.phase == "driver":
         return _check_driver(rule)
     s = sample(rule, seed, count, least, rounds, tries, kinds)
@@ -80,23 +80,25 @@ def sample(
     kinds: Sequence[str] = tuple(KINDS),
 ) -> Sampled:
     """Evaluate a rule on instances of its pattern; see `check_rule`."""
-    applied, done, wanted = 0, 0, hints(rule)
-    while done < rounds or (applied < least and done < tries):
-        rng = np.random.default_rng((seed, done))
+    applied, tried, done, wanted, nans = 0, 0, 0, hints(rule), False
+    while not nans:
+        nans = done >= rounds and (applied >= least or done >= tries)  # at last a shorter round
+        size = -(-count // 2) if nans else count
+        rng = np.random.default_rng((seed, done, 1) if nans else (seed, done))
         shapes = SHAPES[done % len(SHAPES)]
-        maker = Maker(rng, shapes.axes, wanted)
-        terms = instances(rule, maker, count)
+        maker = Maker(rng, shapes.axes, wanted, nans)
+        terms = instances(rule, maker, size)
         p = program(rule.name, terms, maker.inputs.values(), maker.extents)
         try:
             graph, n = run(rule, p)
         except RuleError as e:
-            return Sampled(applied, count * done, None, str(e))
-        done, applied = done + 1, applied + n
-        for kind in kinds:
+            return Sampled(applied, tried, None, str(e))
+        done, applied, tried = done + 1, applied + n, tried + size
+        for kind in kinds[:2] if nans else kinds:
             case = _disagreement(graph, Case(p, arrays(p, kind, rng), shapes.block))
             if case is not None:
-                return Sampled(applied, count * done, case)
-    return Sampled(applied, count * done)
+                return Sampled(applied, tried, case)
+    return Sampled(applied, tried)
 
 
 class Rerun:

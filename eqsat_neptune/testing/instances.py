@@ -110,8 +110,11 @@ def _number(x: Sexpr) -> float:
 class Maker:
     """Makes terms from patterns."""
 
-    def __init__(self, rng: np.random.Generator, extents: Mapping[str, int], wanted: Mapping[str, Hint] | None = None):
-        self.rng, self.extents, self.wanted = rng, dict(extents), dict(wanted or {})
+    def __init__(
+        self, rng: np.random.Generator, extents: Mapping[str, int], wanted: Mapping[str, Hint] | None = None, nans: bool = False
+    ):
+        """nans: some operands are NaN in places, which is computed of finite inputs."""
+        self.rng, self.extents, self.wanted, self.nans = rng, dict(extents), dict(wanted or {}), nans
         self.inputs: dict[str, Input] = {}
         self.fresh()
 
@@ -183,6 +186,8 @@ class Maker:
     def wild(self, axes: list[str], bounds: tuple[float, float] | None) -> Term:
         """Anything: masked, infinite, zero, signed, a constant."""
         x = self.input(axes, bounds)
+        if self.nans and self.chance(0.5):
+            return where(self.mask(axes), x, un("log", self.input(axes, (-2.0, -0.5))))
         if self.mood != "mixed" and self.chance(0.6):
             special = num(self.pick([math.inf, -math.inf]) if self.mood == "infinite" else 0.0)
             return where(self.mask(axes), x, special) if self.chance(0.6) else special
