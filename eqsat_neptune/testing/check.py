@@ -49,8 +49,8 @@ def check_rule(
     """Is a rule sound?  Truthy if it is; else `.counterexample` says where it is not, as small as shrinking gets it
     (`smallest=False`: as found).  `.evidence` says how it is known: see evidence.py (`exact=False`: in float64 only).
 
-    At least `rounds` rounds of `count` instances with other extents each, and one of operands that are NaN in places; more (up to
-    `tries`) until it has applied `least` times; every kind of values on each.  False too if it never applied."""
+    At least `rounds` rounds of `count` instances with other extents each, more (up to `tries`) until it has applied `least` times,
+    with every kind of values; at last a shorter one of operands that are NaN in places.  False too if it never applied."""
     if rule.phase == "driver":
         return _check_driver(rule)
     s = sample(rule, seed, count, least, rounds, tries, kinds)
