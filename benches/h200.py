@@ -12,8 +12,9 @@ all variants of a program.  --small saves every program of the library at its ra
 
 Checks: ten calls into poisoned outputs give the same bits, and agree with the program itself in float64 (whole heads, or rows).
 Times: "single" is the median of calls with a cold L2, inside a CUDA graph where calls are short; "sustained" has kernel, variants
-and peers of one program take turns of 0.15 s, and is the median over rounds of a turn's mean: the card is limited by power, so this
-is the figure to compare.  TFLOP/s count kept pairs only; GB/s count every input and output once.
+and peers of one program take turns of 0.15 s of calls back to back, and is the median over rounds of a turn's mean: the card is limited by
+power, so this is the figure to compare.  Short calls do so in a CUDA graph, on so many copies of the inputs that the L2 holds none of them
+when its turn comes (in records before 2026-11-30's `row_*`: after a flush each, and the flushes' time taken off).  TFLOP/s count kept pairs only; GB/s count every input and output once.
 
 Attention's peers: PyTorch's fused kernels (cudnn, flash), FlashAttention-3 (fa3), FlexAttention (flex), and kernels written here in Triton
 (triton_attention.py) and TileLang (tilelang_attention.py), which try their tiles for up to 10 s a program.  A peer whose package is
@@ -50,9 +51,10 @@ from typing import Any
 import numpy as np
 from float64 import error, in_float64, samples
 from operators import OPERATORS, Operator
-from peers import peer
+from peers import bound, peer
 from records import ablations, fit, line, read_rows, report, summary
-from timing import Clock, Meter, synchronize
+from timing import Clock, Meter, copies, synchronize
+from tuned import Bind
 
 import eqsat_neptune as en
 from eqsat_neptune.programs import CASES, Arg, Case
@@ -323,6 +325,7 @@ class Group:
         self.clocks: dict[tuple[str, str], Clock] = {}  # ("ours", stem) or ("peer", kind)
         self.wants: list[tuple[Any, Any]] = []
         self.args: list[Any] = []
+        self.copies: list[list[Any]] = []  # of args
         self.op: Operator | None = None
         self.main: dict[str, Any] = {}  # the row that has the peers
 
@@ -389,22 +392,25 @@ class Group:
         row |= dict(bytes=moved, flops=flops, unit="TFLOP/s" if flops else "GB/s", work=flops / 1e12 if flops else moved / 1e9)
         del outs
         if not self.job.check:
-            clock = self.clocks["ours", path.stem] = Clock(lambda: kernel(*self.args), self._small(row))
+            clock = self.clocks["ours", path.stem] = self._clock(bound(kernel), row)
             row |= dict(seconds=clock.seconds, rate=row["work"] / clock.seconds)
         self.send("row", path.stem, row)
 
-    @staticmethod
-    def _small(row: Mapping[str, Any]) -> bool:
-        return row["flops"] / 5e14 + row["bytes"] / 4e12 < 1e-4
+    def _clock(self, bind: Bind, row: Mapping[str, Any]) -> Clock:
+        """Short calls take turns on copies of the inputs."""
+        short = row["flops"] / 5e14 + row["bytes"] / 4e12 < 1e-4
+        while short and len(self.copies) < copies(row["bytes"]):
+            self.copies.append([x.clone() for x in self.args])
+        return Clock([bind(x) for x in (self.copies if short else [self.args])])
 
     def _peer(self, kind: str) -> None:
         main = self.main
         found = peer(kind, main["case"], self.args, main["bytes"], self.job.compile)
         if found is None:
             return
-        call, note = found
-        gap = None if kind == "copy" else error(call(), self.wants)
-        clock = self.clocks["peer", kind] = Clock(call, self._small(main))
+        bind, note = found
+        gap = None if kind == "copy" else error(bind(self.args)(), self.wants)
+        clock = self.clocks["peer", kind] = self._clock(bind, main)
         row = dict(seconds=clock.seconds, rate=main["work"] / clock.seconds)
         row |= {k: v for k, v in (("error", gap), ("note", note)) if v not in (None, "")}
         main["peers"][kind] = row

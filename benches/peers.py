@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from operators import Attention
-from timing import deadline, synchronize
+from timing import Call, deadline, synchronize
+from tuned import Bind
 
 from eqsat_neptune.programs import CAP, EPS
 
@@ -103,8 +104,12 @@ def library_programs() -> dict[str, Callable[..., Any]]:
     return {"differential_attention": differential, "qknorm": qknorm}
 
 
-def compiled(fn: Callable[..., Any], args: Sequence[Any], budget: float) -> tuple[Callable[[], Any], str]:
-    """torch.compile's function of no arguments, and in which mode: tuned if that takes no longer than the budget."""
+def bound(fn: Callable[..., Any]) -> Bind:
+    return lambda args: lambda: fn(*args)
+
+
+def compiled(fn: Callable[..., Any], args: Sequence[Any], budget: float) -> tuple[Bind, str]:
+    """torch.compile's function, and in which mode: tuned if that takes no longer than the budget."""
     import torch
 
     if budget > 0:
@@ -117,56 +122,61 @@ def compiled(fn: Callable[..., Any], args: Sequence[Any], budget: float) -> tupl
             with deadline(budget):
                 tuned(*args)
                 synchronize()
-            return (lambda: tuned(*args)), "max-autotune"
+            return bound(tuned), "max-autotune"
         except Exception:  # the compiler may wrap a TimeoutError
             if time.monotonic() - start < budget:
                 raise
             torch._dynamo.reset()
     plain = torch.compile(fn, dynamic=False)
     plain(*args)
-    return (lambda: plain(*args)), f"default mode: max-autotune was cut after {budget:g} s" if budget > 0 else "default mode"
+    return bound(plain), f"default mode: max-autotune was cut after {budget:g} s" if budget > 0 else "default mode"
 
 
-def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -> tuple[Callable[[], Any], str] | None:
-    """A function of no arguments with the same result, and a note; None if this peer has no such operator."""
+def peer(kind: str, name: str, args: Sequence[Any], moved: int, budget: float) -> tuple[Bind, str] | None:
+    """What makes functions of no arguments with the same result, of inputs like `args`, and a note; None if this peer has no such operator."""
     import torch
 
     if kind == "copy":
-        source, to = (torch.empty(moved // 2, dtype=torch.uint8, device=args[0].device) for _ in range(2))
-        return (lambda: to.copy_(source)), "a copy that moves as many bytes"
+
+        def copy(args: Sequence[Any]) -> Call:
+            source, to = (torch.empty(moved // 2, dtype=torch.uint8, device=args[0].device) for _ in range(2))
+            return lambda: to.copy_(source)
+
+        return copy, "a copy that moves as many bytes"
     if name.startswith(("prefill", "decode")):
         if kind in ("triton", "tilelang"):
-            return handwritten(kind, Attention.of(name), *args, budget=min(budget, TUNING))
-        call = attention_peer(kind, Attention.of(name), *args)
-        return (call, "") if call else None
+            return handwritten(kind, Attention.of(name), args, min(budget, TUNING))
+        bind = attention_peer(kind, Attention.of(name), args)
+        return (bind, "") if bind else None
     if kind in ("cublas", "cublaslt"):
-        return vendor_product(kind, *args, turned=name == "matmul_nk"), "torch.matmul into an output that is there"
+        return (lambda args: vendor_product(kind, *args, turned=name == "matmul_nk")), "torch.matmul into an output that is there"
     if kind == "flex":
         return sink_by_flex(*args), ""
     if kind == "library" and name == "attention_dq":
-        q, k, v, do = args
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        return (lambda: torch.autograd.grad(out, q, do, retain_graph=True)[0]), "SDPA's backward pass alone: all three gradients"
+
+        def gradient(args: Sequence[Any]) -> Call:
+            q, k, v = (x.detach().requires_grad_() for x in args[:3])
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return lambda: torch.autograd.grad(out, q, args[3], retain_graph=True)[0]
+
+        return gradient, "SDPA's backward pass alone: all three gradients"
     if kind == "library":
         return compiled(library_programs()[name], args, 0)
     fn = torch_programs()[name]
-    return compiled(fn, args, budget) if kind == "compile" else ((lambda: fn(*args)), "")
+    return compiled(fn, args, budget) if kind == "compile" else (bound(fn), "")
 
 
-def handwritten(
-    kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any = None, *, budget: float
-) -> tuple[Callable[[], Any], str] | None:
+def handwritten(kind: str, f: Attention, args: Sequence[Any], budget: float) -> tuple[Bind, str] | None:
     """Prefill by a kernel of benches/triton_attention.py or benches/tilelang_attention.py.  ImportError where the language is absent."""
     if f.decode:
         return None
     if kind == "triton":
         import triton_attention
 
-        return triton_attention.peer(f, q, k, v, slopes, budget)
+        return triton_attention.peer(f, args, budget)
     import tilelang_attention
 
-    return tilelang_attention.peer(f, q, k, v, slopes, budget)
+    return tilelang_attention.peer(f, args, budget)
 
 
 def vendor_product(kind: str, x: Any, w: Any, turned: bool) -> Callable[[], Any]:
@@ -185,10 +195,11 @@ def vendor_product(kind: str, x: Any, w: Any, turned: bool) -> Callable[[], Any]
     return product
 
 
-def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any = None) -> Callable[[], Any] | None:
+def attention_peer(kind: str, f: Attention, args: Sequence[Any]) -> Bind | None:
     import torch
     import torch.nn.functional as F
 
+    q, k, *_ = args
     grouped = q.shape[1] != k.shape[1]
     if kind in ("cudnn", "flash"):
         if f.cap or f.alibi or f.window:
@@ -197,17 +208,16 @@ def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any 
 
         backend = SDPBackend.CUDNN_ATTENTION if kind == "cudnn" else SDPBackend.FLASH_ATTENTION
 
-        def sdpa() -> Any:
+        def sdpa(q: Any, k: Any, v: Any) -> Any:
             with sdpa_kernel(backend):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=f.causal, enable_gqa=grouped)
 
-        return sdpa
+        return bound(sdpa)
     if kind == "fa3":
         if f.alibi or q.dtype != torch.bfloat16:
             return None
         import fa3_fwd_interface as fa3
 
-        a, b, c = (x.transpose(1, 2).contiguous() for x in (q, k, v))
         kw: dict[str, Any] = dict(causal=f.causal)
         if f.cap:
             kw["softcap"] = f.cap
@@ -216,11 +226,11 @@ def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any 
         if f.decode:
             kw["num_splits"] = 0
 
-        def flash3() -> Any:
-            r = fa3.flash_attn_func(a, b, c, **kw)
+        def flash3(q: Any, k: Any, v: Any) -> Any:
+            r = fa3.flash_attn_func(q, k, v, **kw)
             return (r[0] if isinstance(r, tuple) else r).transpose(1, 2)
 
-        return flash3
+        return lambda args: bound(flash3)([x.transpose(1, 2).contiguous() for x in args])
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     n, last = k.shape[2], k.shape[2] - 1
@@ -229,7 +239,7 @@ def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any 
         if f.cap:
             s = CAP * torch.tanh(s / CAP)
         if f.alibi:
-            s = s + slopes[h] * (j - (last if f.decode else i))
+            s = s + args[3][h] * (j - (last if f.decode else i))
         return s
 
     def keep(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -237,11 +247,11 @@ def attention_peer(kind: str, f: Attention, q: Any, k: Any, v: Any, slopes: Any 
 
     mask = create_block_mask(keep, None, None, q.shape[2], n, device=q.device) if f.causal else None
     fn = torch.compile(flex_attention, dynamic=False)
-    mod = score if f.cap or f.alibi else None
-    return lambda: fn(q, k, v, score_mod=mod, block_mask=mask, enable_gqa=grouped)
+    mod = score if f.cap or f.alibi else None  # the same of all inputs: it would be compiled again
+    return bound(lambda q, k, v, *_: fn(q, k, v, score_mod=mod, block_mask=mask, enable_gqa=grouped))
 
 
-def sink_by_flex(q: Any, k: Any, v: Any, sink: Any) -> Callable[[], Any]:
+def sink_by_flex(q: Any, k: Any, *_: Any) -> Bind:
     """FlexAttention gives the logarithm of the denominator; the sink then scales the result."""
     import torch
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
@@ -252,5 +262,4 @@ def sink_by_flex(q: Any, k: Any, v: Any, sink: Any) -> Callable[[], Any]:
         out, more = flex_attention(q[None], k[None], v[None], block_mask=mask, return_aux=AuxRequest(lse=True))
         return (out * torch.sigmoid(more.lse - sink[:, None])[..., None].to(out.dtype))[0]
 
-    fn = torch.compile(attend, dynamic=False)
-    return lambda: fn(q, k, v, sink)
+    return bound(torch.compile(attend, dynamic=False))

@@ -8,7 +8,7 @@ Importing raises ImportError where TileLang is absent.  Annotations are evaluate
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import tilelang
 import tilelang.language as T
 from operators import Attention, Shape
-from tuned import fastest
+from tuned import Bind, fastest
 
 LOG2E = math.log2(math.e)
 L2 = 24 << 20  # bytes of K and V that heads running together may have
@@ -151,26 +151,30 @@ def compiled(code: Any) -> Any:
     return tilelang.compile(code, pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True})
 
 
-def peer(f: Attention, q: Any, k: Any, v: Any, slopes: Any, budget: float) -> tuple[Callable[[], Any], str]:
-    """The fastest tile's function of no arguments, and what was tried.  budget: seconds; tiles are compiled beside each other."""
+def peer(f: Attention, args: Sequence[Any], budget: float) -> tuple[Bind, str]:
+    """What makes the function of the fastest tile, and what was tried.  budget: seconds; tiles are compiled beside each other."""
     import torch
 
-    q, k, v = (x.contiguous() for x in (q, k, v))
-    slopes = slopes if f.alibi else torch.zeros(q.shape[1], dtype=q.dtype, device=q.device)
+    q, k, v, *_ = args
     tried = tiles(max(q.shape[3], v.shape[3]))
     dtype = str(q.dtype).removeprefix("torch.")
     codes = [program(f, tile, tuple(q.shape), tuple(k.shape), tuple(v.shape), dtype) for tile in tried]
 
-    def way(made: Future[Any]) -> Callable[[], Any]:
-        kernel = made.result()
-        out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
+    def way(made: Future[Any]) -> Bind:
+        def bind(args: Sequence[Any]) -> Callable[[], Any]:
+            q, k, v = (x.contiguous() for x in args[:3])
+            slopes = args[3] if f.alibi else torch.zeros(q.shape[1], dtype=q.dtype, device=q.device)
+            kernel = made.result()
+            out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=q.device)
 
-        def call() -> Any:
-            kernel(q, k, v, slopes, out)
-            return out
+            def call() -> Any:
+                kernel(q, k, v, slopes, out)
+                return out
 
-        return call
+            return call
+
+        return bind
 
     with ThreadPoolExecutor(len(tried)) as pool:
         made = [pool.submit(compiled, code) for code in codes]
-        return fastest(((str(tile), lambda x=x: way(x)) for tile, x in zip(tried, made)), budget)
+        return fastest(((str(tile), way(x)) for tile, x in zip(tried, made)), args, budget)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from records import median
 
+Call = Callable[[], Any]
 CALLS = 10  # calls of a CUDA graph
 TURN = 0.15  # seconds that a function runs before it is another's turn
 
@@ -38,24 +39,29 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, old)
 
 
-def captured(body: Callable[[], Any]) -> Any:
-    """A CUDA graph of CALLS calls, each after a flush of the L2."""
+def captured(calls: Sequence[Call], flushed: bool) -> Any:
+    """A CUDA graph of calls in a row, CALLS at least; each after a flush of the L2, or right after the one before."""
     import torch
 
-    flush = flusher()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):
-            body()
+        for call in (*calls, *calls):
+            call()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            flush.zero_()
-            body()
+        for _ in range(rounds(calls)):
+            for call in calls:
+                if flushed:
+                    flusher().zero_()
+                call()
     return graph
+
+
+def rounds(calls: Sequence[Call]) -> int:
+    return -(-CALLS // len(calls))
 
 
 def elapsed(body: Callable[[], Any]) -> float:
@@ -78,7 +84,16 @@ def flusher() -> Any:
 
 @cache
 def flush_graph() -> Any:
-    return captured(lambda: None)
+    return captured([lambda: None], flushed=True)
+
+
+def copies(moved: int) -> int:
+    """How many inputs to take turns, so that the L2 holds none of a call's when it comes again: they and what is returned move that many
+    bytes."""
+    import torch
+
+    l2 = torch.cuda.get_device_properties(0).L2_cache_size if torch.cuda.is_available() else 0
+    return max(2, min(16, -(-4 * l2 // max(moved, 1))))
 
 
 class Meter:
@@ -102,32 +117,32 @@ class Meter:
 
 
 class Clock:
-    """Times one function.  small: calls are so short that the host would show: they run in a CUDA graph."""
+    """Times a function.  calls: it, of one input or of several that take turns.  If there are several, calls are so short that the host
+    would show: they run in a CUDA graph."""
 
-    def __init__(self, call: Callable[[], Any], small: bool):
-        self.call = call
-        self.graph = captured(call) if small else None
+    def __init__(self, calls: Sequence[Call]):
+        self.calls = calls
         self.seconds = self._single()
+        self.graph = captured(calls, flushed=False) if len(calls) > 1 else None
         self.turns: list[float] = []
         self.joules: list[float] = []
         self.megahertz: list[float] = []
 
     def _single(self) -> float:
-        if self.graph:  # beside the flushes alone, in turns: clocks drift
-            pairs = [(elapsed(self.graph.replay), elapsed(flush_graph().replay)) for _ in range(12)][1:]
+        """With a cold L2."""
+        if len(self.calls) > 1:  # beside the flushes alone, in turns: clocks drift
+            graph = captured(self.calls[:1], flushed=True)
+            pairs = [(elapsed(graph.replay), elapsed(flush_graph().replay)) for _ in range(12)][1:]
             return max(median(a for a, _ in pairs) - median(b for _, b in pairs), 1e-7) / CALLS
         from triton.testing import do_bench
 
-        return do_bench(self.call, warmup=8, rep=40, return_mode="median") / 1e3
+        return do_bench(self.calls[0], warmup=8, rep=40, return_mode="median") / 1e3
 
     def turn(self, meter: Meter, seconds: float = TURN) -> None:
         """Back to back for about that long."""
-        extra, each = 0.0, 1
-        if self.graph:
-            extra, each = median(elapsed(flush_graph().replay) for _ in range(5)) / CALLS, CALLS
-        step = self.graph.replay if self.graph else self.call
+        step, each = (self.graph.replay, rounds(self.calls) * len(self.calls)) if self.graph else (self.calls[0], 1)
         step()
-        n = max(3, math.ceil(seconds / (each * (self.seconds + extra))))
+        n = max(3, math.ceil(seconds / (each * self.seconds)))
         before = meter.joules()
 
         def body() -> None:
@@ -135,8 +150,8 @@ class Clock:
                 step()
             self.megahertz.append(meter.megahertz())  # while the queue still runs
 
-        self.turns.append(elapsed(body) / (n * each) - extra)
-        self.joules.append(math.nan if self.graph else (meter.joules() - before) / n)  # flushes cost energy too
+        self.turns.append(elapsed(body) / (n * each))
+        self.joules.append((meter.joules() - before) / (n * each))
 
     def record(self) -> dict[str, float]:
         found = dict(sustained=median(self.turns), joules=median(self.joules), megahertz=median(self.megahertz))

@@ -11,7 +11,7 @@ Importing raises ImportError where Triton is absent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import triton.language as tl
 from operators import Attention
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
-from tuned import fastest
+from tuned import Bind, fastest
 
 LOG2E = math.log2(math.e)
 L2 = 24 << 20  # bytes of K and V that heads running together may have
@@ -205,7 +205,11 @@ def attention(f: Attention, q: Any, k: Any, v: Any, slopes: Any, tile: Tile) -> 
     return call
 
 
-def peer(f: Attention, q: Any, k: Any, v: Any, slopes: Any, budget: float) -> tuple[Callable[[], Any], str]:
-    """The fastest tile's function of no arguments, and what was tried in `budget` seconds."""
-    tried = tiles(max(q.shape[3], v.shape[3]))
-    return fastest(((str(t), lambda t=t: attention(f, q, k, v, slopes, t)) for t in tried), budget)
+def peer(f: Attention, args: Sequence[Any], budget: float) -> tuple[Bind, str]:
+    """What makes the function of the fastest tile, and what was tried in `budget` seconds."""
+    q, _, v, *_ = args
+
+    def way(tile: Tile) -> Bind:
+        return lambda args: attention(f, *args[:3], args[3] if f.alibi else None, tile)
+
+    return fastest(((str(t), way(t)) for t in tiles(max(q.shape[3], v.shape[3]))), args, budget)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from timing import synchronize
+from timing import Call, synchronize
 
-Call = Callable[[], Any]
+Bind = Callable[[Sequence[Any]], Call]  # from inputs to a function of no arguments
 FAR = 0.05  # relative to the first result, in the 2-norm: what differs by more computes something else
 
 
@@ -24,25 +24,28 @@ def seconds(call: Call) -> float:
 
 
 def fastest(
-    ways: Iterable[tuple[str, Callable[[], Call]]], budget: float, measure: Callable[[Call], float] = seconds
-) -> tuple[Call, str]:
-    """The fastest function of no arguments, and what was tried.
+    ways: Iterable[tuple[str, Bind]],
+    args: Sequence[Any],
+    budget: float,
+    measure: Callable[[Call], float] = seconds,
+) -> tuple[Bind, str]:
+    """The way whose function of no arguments is the fastest, and what was tried.
 
-    ways: a name and what builds the function, the likeliest first.  One that fails, or whose result is far from the first one's, is left
-    out.  budget: seconds after which nothing new is built once there is something.  Raises what the last one raised if none works.
+    ways: a name and what makes a function of inputs, the likeliest first.  One that fails, or whose result is far from the first one's, is
+    left out.  budget: seconds after which nothing new is made once there is something.  Raises what the last one raised if none works.
     """
     start = time.monotonic()
-    best: tuple[float, str, Call] | None = None
+    best: tuple[float, str, Bind] | None = None
     first: Any = None
     lost: list[str] = []
     why: Exception = ValueError("nothing to try")
     tried = 0
-    for name, build in ways:
+    for name, bind in ways:
         if best and time.monotonic() - start > budget:
             lost.append(f"{name}: not tried, {budget:g} s were used up")
             continue
         try:
-            call = build()
+            call = bind(args)
             result = call().double()
             synchronize()
             if first is not None and not (gap := float((result - first).norm() / first.norm())) <= FAR:
@@ -55,7 +58,7 @@ def fastest(
             continue
         tried += 1
         if best is None or now < best[0]:
-            best = now, name, call
+            best = now, name, bind
     if best is None:
         raise why
     return best[2], "; ".join([f"{best[1]}, the fastest of {tried}", *lost])

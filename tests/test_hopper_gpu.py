@@ -93,6 +93,51 @@ def test_in_a_graph(torch: Any, kernel: en.Kernel) -> None:
         assert torch.equal(first, want) and torch.equal(second, want)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_row_of_kernels(torch: Any, captured: bool) -> None:
+    """Each starts while the one ahead of it ends, reads what that one writes, and writes where an earlier one has read; between them,
+    now and then, something that is no kernel of ours, or another stream."""
+    rows, n = en.TensorSpec((512, 1024), "bfloat16"), en.TensorSpec((1024, 1024), "bfloat16")
+    made = [
+        en.optimize(lambda x, w: x + x @ w, "cuda:sm_90a", specs=(rows, n)),
+        en.optimize(lambda x, w: x * 2, "cuda:sm_90a", specs=(rows, n)),
+        en.optimize(lambda x, w: x.__array_namespace__().tanh(x - x.__array_namespace__().mean(x, axis=-1, keepdims=True)), "cuda:sm_90a", specs=(rows, n)),
+    ]
+    x, w = draw(torch, *rows.shape), draw(torch, *n.shape) / 32
+    zeros, side = torch.empty_like(x), torch.cuda.Stream()
+
+    def steps(apart: bool) -> Any:
+        y = x
+        for i in range(60):
+            y = made[i % 3](y, w)
+            if apart:
+                torch.cuda.synchronize()
+            elif i % 7 == 3:
+                zeros.zero_()
+                y = y + zeros
+            elif i % 11 == 5:
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    z = made[1](y, w)
+                torch.cuda.current_stream().wait_stream(side)
+                y = made[1](z, w) / 4
+        return y
+
+    want = steps(apart=True)
+    assert torch.isfinite(want).all() and want.any()
+    if not captured:
+        assert all(torch.equal(steps(apart=False), want) for _ in range(20))
+        return
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = steps(apart=False)
+    for _ in range(20):
+        got.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(got, want)
+
+
 def test_pivots_that_were_too_low(torch: Any) -> None:
     """Scores that outgrow the first tile's by more than float32 holds: such tiles are computed again."""
     shape = (1, 4, 1500, 128)

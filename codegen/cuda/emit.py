@@ -147,8 +147,7 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
     for n, s in enumerate(schedules):
         kind = SimpleText if isinstance(s, Simple) else Warpgroups if isinstance(s, Pipeline) else Fragments
         printer = kind(s, names.inner(), macros)  # type: ignore[arg-type, operator]
-        if arch.overlap:
-            printer.sequence = n > 0, n + 1 < len(schedules)
+        printer.followed = n + 1 < len(schedules)
         functions.append(printer.run())
         if isinstance(printer, Warpgroups):
             shapes |= printer.shapes
@@ -179,9 +178,9 @@ def emit(programs: Sequence[TileProgram], buffers: Mapping[str, Buffer], arch: A
             f.shared,
             tuple(x.value for x in f.parameters),
             cluster=f.cluster,
-            pdl=arch.overlap and n > 0,
+            pdl=arch.overlap,
         )
-        for n, f in enumerate(functions)
+        for f in functions
     )
     temps: dict[str, int] = dict(counters)
     for f, s in zip(functions, schedules):

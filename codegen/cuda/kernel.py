@@ -81,7 +81,7 @@ class KernelText:
         self, p: TileProgram, tile: dict[str, int], arch: Arch, precision: Precision, names: Names, macros: Mapping[str, str]
     ):
         self.p, self.tile, self.arch, self.names, self.macros = p, tile, arch, names, macros
-        self.sequence = (False, False)  # does it start before the kernel ahead of it has ended; does the next one so
+        self.followed = False  # by another kernel of the plan
         self.compute = "double" if precision.compute == "float64" else "float"
         self.width_bytes = 8 if self.compute == "double" else 4
         self.fast = not precision.accurate and self.compute == "float"
@@ -117,14 +117,13 @@ class KernelText:
     def wide(self, ix: Affine) -> bool:
         return max(map(abs, ix.bounds(self.p.extents))) > 2**30
 
-    @staticmethod
-    def pointer_to(b: Buffer, written: bool) -> str:
-        """The C type.  What a kernel before wrote may still be written while this one starts: were the pointer const and __restrict__,
+    def pointer_to(self, b: Buffer, written: bool) -> str:
+        """The C type.  What a kernel ahead writes may still be written while this one starts: were the pointer const and __restrict__,
         the compiler could read ahead of previous_kernel_wait()."""
         ctype = C_TYPES[b.dtype]
         if written:
             return f"{ctype}* __restrict__"
-        return f"const {ctype}* __restrict__" if b.kind == "input" else f"const {ctype}*"
+        return f"const {ctype}*" if self.arch.overlap or b.kind != "input" else f"const {ctype}* __restrict__"
 
     def symbols(self) -> None:
         """Names of buffers, strides and axes."""
@@ -162,11 +161,12 @@ class KernelText:
                 self.start[a] = "0"
 
     def order_kernels(self) -> None:
-        """The next kernel may come to the device; nothing is read or written before the kernel ahead of this one has ended."""
-        if self.sequence[1]:
-            self.t("next_kernel_may_start();")
-        if self.sequence[0]:
+        """Nothing is read or written before the kernel ahead of this one has ended, whoever launched it.  Another one of the plan may
+        then come to the device at once; any other comes as blocks end: blocks that come early lie where there was room, and so unevenly."""
+        if self.arch.overlap:
             self.t("previous_kernel_wait();")
+            if self.followed:
+                self.t("next_kernel_may_start();")
 
     def preamble(self) -> None:
         t = self.t

@@ -91,7 +91,7 @@ class Warpgroups(Producer, Consumer):
                 t(f"store_shared<u32>({pipe.failed}, 0);")
             t("barrier_init_done();")
         self.order_kernels()
-        if self.sequence[0] and any(b.kind != "input" for b in self.p.reads):
+        if self.arch.overlap:
             t("async_fence_global();")
         if pipe.cluster > 1:  # others may not touch barriers that are not set up
             t("cluster_sync();")

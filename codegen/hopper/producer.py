@@ -34,6 +34,8 @@ class Producer(Rings):
                 self.produce_again(total)
             with t.block("if (work < 0)" if pipe.frozen else f"if (work >= {total})"):
                 self.announce("-1")
+                if self.arch.overlap and not self.followed:
+                    t("next_kernel_may_start();")
                 if not pipe.frozen:
                     self.reset_counter()
                 t("break;")
