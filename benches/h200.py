@@ -14,16 +14,11 @@ Checks: ten calls into poisoned outputs give the same bits, and agree with the p
 Times: "single" is the median of calls with a cold L2, inside a CUDA graph where calls are short; "sustained" has kernel, variants
 and peers of one program take turns of 0.15 s of calls back to back, and is the median over rounds of a turn's mean: the card is limited by
 power, so this is the figure to compare.  Short calls do so in a CUDA graph, on so many copies of the inputs that the L2 holds none of them
-when its turn comes (in records before 2026-11-30's `row_*`: after a flush each, and the flushes' time taken off).  TFLOP/s count kept pairs only; GB/s count every input and output once.
+when its turn comes (in records before 2026-12: after a flush each, and the flushes' time taken off).  TFLOP/s count kept pairs only; GB/s count every input and output once.
 
 Attention's peers: PyTorch's fused kernels (cudnn, flash), FlashAttention-3 (fa3), FlexAttention (flex), and kernels written here in Triton
 (triton_attention.py) and TileLang (tilelang_attention.py), which try their tiles for up to 10 s a program.  A peer whose package is
 absent, or that fails, is recorded as failed.
-
-To be measured next, the peers by hand (no record has them):
-
-    python benches/h200.py save byhand --only '^prefill_(global|causal|gqa|alibi|softcap|windowed)__(1024|4096|16384)__'
-    python benches/h200.py run byhand --sustained --peers cudnn,triton,tilelang --compile-budget 10 --out byhand.json
 
 Measuring is another process's work: a kernel or peer that hangs there or breaks the context loses its own row only.
 """
