@@ -14,7 +14,8 @@ Checks: ten calls into poisoned outputs give the same bits, and agree with the p
 Times: "single" is the median of calls with a cold L2, inside a CUDA graph where calls are short; "sustained" has kernel, variants
 and peers of one program take turns of 0.15 s of calls back to back, and is the median over rounds of a turn's mean: the card is limited by
 power, so this is the figure to compare.  Short calls do so in a CUDA graph, on so many copies of the inputs that the L2 holds none of them
-when its turn comes (in records before 2026-12: after a flush each, and the flushes' time taken off).  TFLOP/s count kept pairs only; GB/s count every input and output once.
+when its turn comes (in records before 2026-12: after a flush each, and the flushes' time taken off).  TFLOP/s count kept pairs only; GB/s
+count every input and output once.
 
 Attention's peers: PyTorch's fused kernels (cudnn, flash), FlashAttention-3 (fa3), FlexAttention (flex), and kernels written here in Triton
 (triton_attention.py) and TileLang (tilelang_attention.py), which try their tiles for up to 10 s a program.  A peer whose package is
@@ -48,7 +49,7 @@ from float64 import error, in_float64, samples
 from operators import OPERATORS, Operator
 from peers import bound, peer
 from records import ablations, fit, line, read_rows, report, summary
-from timing import Clock, Meter, copies, synchronize
+from timing import Clock, Meter, cache_bytes, copies, synchronize
 from tuned import Bind
 
 import eqsat_neptune as en
@@ -393,10 +394,11 @@ class Group:
 
     def _clock(self, bind: Bind, row: Mapping[str, Any]) -> Clock:
         """Short calls take turns on copies of the inputs."""
-        short = row["flops"] / 5e14 + row["bytes"] / 4e12 < 1e-4
-        while short and len(self.copies) < copies(row["bytes"]):
-            self.copies.append([x.clone() for x in self.args])
-        return Clock([bind(x) for x in (self.copies if short else [self.args])])
+        if row["flops"] / 5e14 + row["bytes"] / 4e12 >= 1e-4:
+            return Clock([bind(self.args)])
+        if not self.copies:
+            self.copies = [[x.clone() for x in self.args] for _ in range(copies(row["bytes"], cache_bytes()))]
+        return Clock([bind(x) for x in self.copies])
 
     def _peer(self, kind: str) -> None:
         main = self.main

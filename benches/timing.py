@@ -87,13 +87,17 @@ def flush_graph() -> Any:
     return captured([lambda: None], flushed=True)
 
 
-def copies(moved: int) -> int:
-    """How many inputs to take turns, so that the L2 holds none of a call's when it comes again: they and what is returned move that many
-    bytes."""
+def cache_bytes() -> int:
+    """Of the GPU's L2; 0 where there is no GPU."""
     import torch
 
-    l2 = torch.cuda.get_device_properties(0).L2_cache_size if torch.cuda.is_available() else 0
-    return max(2, min(16, -(-4 * l2 // max(moved, 1))))
+    return torch.cuda.get_device_properties(0).L2_cache_size if torch.cuda.is_available() else 0
+
+
+def copies(moved: int, cache: int) -> int:
+    """How many inputs to take turns so that four caches' worth lies between a call and the next on the same: each call moves `moved` bytes.
+    At least two; at most 1000, which programs that move hardly anything would need more than."""
+    return min(max(2, -(-4 * cache // max(moved, 1))), 1000)
 
 
 class Meter:

@@ -277,6 +277,13 @@ def test_attention_by_hand_is_prefill_only_and_needs_its_language(kind: str, tor
     assert all(kind in op.peers for name, op in operators.OPERATORS.items() if name.startswith("prefill"))
 
 
+def test_copies_exceed_the_cache() -> None:
+    for moved in (2_245_120, 16_777_216, 67_371_008, 4 << 30):
+        n = timing.copies(moved, 50 << 20)
+        assert n >= 2 and n * moved >= 4 * (50 << 20) and (n == 2 or (n - 1) * moved < 4 * (50 << 20))
+    assert timing.copies(0, 50 << 20) == 1000 and timing.copies(1000, 0) == 2
+
+
 def test_the_fastest_that_works_is_taken(torch: Any) -> None:
     def way(value: float, takes: float) -> Any:
         def call() -> Any:

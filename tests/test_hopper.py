@@ -197,6 +197,17 @@ def test_scores_that_are_read_once_more(choices: dict[str, object]) -> None:
             assert error(np.asarray(out[f"out{n}"]).astype(np.float64), want) < 4e-3
 
 
+@pytest.mark.parametrize("pivot", ["frozen", "running"])
+def test_a_pipeline_waits_for_the_kernel_ahead_before_it_copies(pivot: str) -> None:
+    """… and says once, when it takes no more work, that the next one may come."""
+    p = attention("prefill_global", *[(1, 2, 384, 64)] * 3)
+    plan = planned(p, {"a1": 128, "a3": 64}, warpgroups=2, stages=2, pivot=pivot)
+    text = emit([lower(x, plan.buffers) for x in plan.kernels], plan.buffers, cuda_arch("sm_90a")).text.split("KERNEL(")[-1]
+    ahead, _, rest = text.partition("previous_kernel_wait();")
+    assert rest and "copy_box" not in ahead and "fetch_add" not in ahead and "previous_kernel_wait" not in rest
+    assert text.count("next_kernel_may_start();") == 1 and text.index("next_kernel_may_start();") > text.index("for (;;)")
+
+
 @needs_compiler
 def test_frozen_pivots_that_are_too_low() -> None:
     """Scores that grow by more than float32 can hold beyond the first tile's: those tiles are computed again, with running pivots."""

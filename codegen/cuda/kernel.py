@@ -162,7 +162,8 @@ class KernelText:
 
     def order_kernels(self) -> None:
         """Nothing is read or written before the kernel ahead of this one has ended, whoever launched it.  Another one of the plan may
-        then come to the device at once; any other comes as blocks end: blocks that come early lie where there was room, and so unevenly."""
+        then come to the device at once.  Any other comes as blocks end: earlier was measured to gain in some programs, and to lose up to
+        a tenth in others (docs/performance.md)."""
         if self.arch.overlap:
             self.t("previous_kernel_wait();")
             if self.followed:
