@@ -137,11 +137,13 @@ class Scores:
 @dataclass(frozen=True)
 class Refusal:
     """Why a code generator cannot print a kernel as the model has it.  smaller: with smaller tiles it might.  crowded: with more of a
-    grid's axes in a block too, because more threads share the rest."""
+    grid's axes in a block too, because more threads share the rest.  torn: its reductions and products want an axis in two places of a
+    block's tiles at once."""
 
     reason: str
     smaller: bool
     crowded: bool = False
+    torn: bool = False
 
 
 # what a code generator says of a kernel of a program with these buffers

@@ -29,6 +29,7 @@ class Printing:
         self.pricer, self.model, self.buffers = pricer, model, buffers
         self.asked = 0
         self.known: dict[tuple, Refusal] = {}  # refusals, by what they depend on
+        self.torn: dict[tuple, list[tuple[frozenset, Refusal]]] = {}  # by roles: reductions and products that tear an axis
 
     def corrected(self, k: Scored, i: int, slack: float) -> list[Scored] | None:
         """None if the price at this number of parts (a place) is what the kernel takes, or less by no more than the slack, in seconds.
@@ -60,16 +61,20 @@ class Printing:
 
     def refusal(self, k: Scored, point: int, choices: dict[str, object]) -> Refusal | None:
         """Why the kernel cannot be printed with the tiles of this point and these choices.  What is known of a kernel that differs in
-        elementwise work only is taken for true of this one."""
+        elementwise work only is taken for true of this one, and that one is torn of all that do as much and more."""
         one = k.one(point)
         sizes = {a: int(v[0]) for a, v in one.extent.items()}
         axes = {a: Axis(sizes[a], max(int(one.tile[a][0]), 1), role) for a, role in k.roles.items()}
-        form = frame(k.program), tuple(k.roles.items()), bool(choices.get("warpgroups"))
+        form = tuple(k.roles.items()), bool(choices.get("warpgroups"))
         shape = *form, tuple(x.tile > 1 for x in axes.values())
         exact = *form, tuple(x.tile for x in axes.values()), tuple(choices.items())
-        known = self.known.get(shape) or self.known.get(exact)
+        whole, gathered = frame(k.program), gathering(k.program)
+        known = self.known.get((whole, *shape)) or self.known.get((whole, *exact))
+        known = known or next((r for less, r in self.torn.get(shape, ()) if less <= gathered), None)
         if known is None and (known := self._ask(k, axes, sizes, choices)) is not None:
-            self.known[exact if known.smaller else shape] = known
+            self.known[whole, *(exact if known.smaller else shape)] = known
+            if known.torn:
+                self.torn.setdefault(shape, []).append((gathered, known))
         return known
 
     def _ask(self, k: Scored, axes: dict[str, Axis], sizes: dict[str, int], choices: dict[str, object]) -> Refusal | None:
@@ -106,6 +111,18 @@ def frame(p: TileProgram) -> tuple:
             case Load() | Gather() | Store():
                 out.append((type(s).__name__, s.buffer, tuple(ix.axes for ix in s.index)))
     return tuple(out)
+
+
+def gathering(p: TileProgram) -> frozenset[tuple]:
+    """Reductions and products of a kernel: what says where axes have to lie."""
+    out: set[tuple] = set()
+    for s in walk(p.body):
+        match s:
+            case Reduce():
+                out.add((frozenset(s.arg.axes), frozenset(s.axes)))
+            case Contract():
+                out.add((frozenset((frozenset(s.a.axes), frozenset(s.b.axes))), frozenset(s.axes)))
+    return frozenset(out)
 
 
 def last(prices: Prices) -> Prices:

@@ -17,7 +17,9 @@ from eqsat_neptune.cost_models import Refusal, Scores, Sizes, machine_for, model
 from eqsat_neptune.cost_models.by_element import ByElement
 from eqsat_neptune.cost_models.roofline import Roofline
 from eqsat_neptune.extraction.extract import extract
+from eqsat_neptune.extraction.kernels import Scored
 from eqsat_neptune.extraction.plan import Axis, Kernel, Plan
+from eqsat_neptune.extraction.printing import Printing
 
 import eqsat_neptune as en
 from eqsat_neptune import compiler, egraph
@@ -148,6 +150,35 @@ def test_pipelines_of_smaller_tiles_are_not_refused_with_larger_ones(tile: int, 
     refused = at(tile, rows)
     assert refused is not None and why in refused.reason and refused.smaller
     assert at(64, 128) is None
+
+
+@pytest.mark.parametrize("name, target", [("kernel_regression", GPU), ("kernel_regression", "hip:gfx942")])
+def test_what_is_torn_stays_so_with_more(name: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generator, where it is not asked, would say the same."""
+    asked, told = [], []
+
+    class Doubting(Printing):
+        def refusal(self, k: Scored, point: int, choices: dict[str, object]) -> Refusal | None:
+            before = self.asked
+            why = super().refusal(k, point, choices)
+            (asked if self.asked > before else told).append(why)
+            if why is not None and self.asked == before:
+                one = k.one(point)
+                sizes = {a: int(v[0]) for a, v in one.extent.items()}
+                axes = {a: Axis(sizes[a], int(one.tile[a][0]), role) for a, role in k.roles.items()}
+                said = self._ask(k, axes, sizes, choices)
+                self.asked = before
+                assert said is not None and said.smaller == why.smaller, k.program
+            return why
+
+    monkeypatch.setattr("eqsat_neptune.extraction.search.Printing", Doubting)
+    case, model = CASES[name], model_for(target)
+    p = en.trace(case.function("full"), *case.specs("full"))
+    parsed = parse_target(target)
+    found = egraph.saturate(p, splittable=compiler.splittable(p, parsed), joins=compiler.joins(p, model))
+    extract(found.graph, p, model)
+    assert sum(why is not None and why.torn for why in told) >= 20
+    assert len(asked) <= 50  # 102 of kernel regression, were each kernel to be asked for
 
 
 @pytest.mark.parametrize("name, extents", [("gated_mlp", {}), ("gqa_plain", {})], ids=["products", "parts"])

@@ -42,6 +42,7 @@ SLOWEST = (
     "attention_dkv",
     "differential_attention",
     "layers1",
+    "kernel_regression",
 )
 LONGER = {"performer": 1.3}  # nearly a second alone (sm_80; 0.5 to 0.8 s elsewhere): no room for other processes
 

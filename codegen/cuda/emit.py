@@ -18,7 +18,7 @@ from ..tile import TileProgram
 from .arch import Arch
 from .fragments import Fragments
 from .kernel import Function, contiguous_strides
-from .layout import Crowded, TooLarge, Unsupported
+from .layout import Crowded, TooLarge, Torn, Unsupported
 from .planner import plan
 from .schedule import HALVES, Precision, Schedule
 from .simple import Simple, SimpleText, plan_simple
@@ -105,7 +105,7 @@ def refusal(p: TileProgram, buffers: Mapping[str, Buffer], arch: Arch) -> Refusa
         else:
             plan(p, arch, precision)
     except Unsupported as e:
-        return Refusal(str(e), isinstance(e, TooLarge), isinstance(e, Crowded))
+        return Refusal(str(e), isinstance(e, TooLarge), isinstance(e, Crowded), isinstance(e, Torn))
     return None
 
 

@@ -25,6 +25,14 @@ class Unsupported(PlanError):
     """This lowering cannot express the tile program; the message says why.  Another one may."""
 
 
+class Entangled(Unsupported):
+    """… for the sides on which its axes lie; they depend on its tiles, but not on how many warps share those."""
+
+
+class Torn(Entangled):
+    """… for an axis that lies on one side of a value and goes with another one on its other side."""
+
+
 class TooLarge(Unsupported):
     """… with tiles of this size; with smaller ones it may."""
 

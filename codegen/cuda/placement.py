@@ -17,7 +17,7 @@ from ..tile import (
     operands,
     walk,
 )
-from .layout import COLUMN, ROW, Group, Layout, Unsupported
+from .layout import COLUMN, ROW, Entangled, Group, Layout, Unsupported
 from .rewrite import index_axes
 from .schedule import ContractPlan, Operand, RoundedSum, Schedule, TilePlan
 from .sides import SideChoice
@@ -64,9 +64,9 @@ class Placement(SideChoice):
             reduced = set(self.live(s.axes))
             for g in frame:
                 if g and set(g.axes) & reduced and not set(g.axes) & set(self.axes(s.arg)) <= reduced:
-                    raise Unsupported(f"a reduction over {sorted(reduced)}, part of the merged axes {g.axes}")
+                    raise Entangled(f"a reduction over {sorted(reduced)}, part of the merged axes {g.axes}")
                 if g and set(g.axes) & reduced and not set(g.axes) <= set(self.axes(s.arg)):
-                    raise Unsupported(f"a reduction over axes merged with others: {g.axes}")
+                    raise Entangled(f"a reduction over axes merged with others: {g.axes}")
             result = self.reduced(frame, reduced)
             if result != o.home[s.out.id]:
                 self.check_conversion(s.out, result, o.home[s.out.id])
@@ -91,7 +91,7 @@ class Placement(SideChoice):
             or set(home.row.axes) != set(left_axes)
             or set(home.column.axes) != set(right_axes)
         ):
-            raise Unsupported(f"rows {left_axes} or columns {right_axes} of a product are merged with other axes")
+            raise Entangled(f"rows {left_axes} or columns {right_axes} of a product are merged with other axes")
         dtype = self.tensor_dtype(s)
         kind = "tensor" if dtype else "plain"
         inner = tuple(sorted(inner, key=self.order.__getitem__))
@@ -124,7 +124,7 @@ class Placement(SideChoice):
                     raise Unsupported(f"operand {x.value} of a product does not lie in rows and columns of its own axes")
                 summed = [part for part in g if set(part) & set(inner)]
                 if len(summed) != 1 or tuple(summed[0]) != inner:
-                    raise Unsupported(f"the summed axes {inner} of {x.value} are merged with others")
+                    raise Entangled(f"the summed axes {inner} of {x.value} are merged with others")
         if left.where == "tile" and kind == "tensor" and self.ws > 1 and self.out.split is None and self.arch.holds != "never":
             left.held = True
         self.out.contracts[s.out.id] = ContractPlan(kind, dtype, left, right, left_axes, right_axes, inner, steps)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 
 from ...program import DTYPES
@@ -27,7 +29,7 @@ from ..tile import (
 )
 from .arch import Arch
 from .kernel import implied
-from .layout import Crowded, TooLarge, Unsupported
+from .layout import Crowded, Entangled, TooLarge, Unsupported
 from .placement import Placement
 from .schedule import ContractPlan, Precision, Schedule, TilePlan, staged_shape, tile_bytes
 from .simplify import fold_exponentials
@@ -37,23 +39,32 @@ from .warps import UNIT
 def plan(p: TileProgram, arch: Arch, precision: Precision) -> Schedule:
     if not precision.accurate and precision.compute == "float32":
         p = fold_exponentials(p)
-    attempts = [p]
+    choices = [p.choices]
     if {"warps", "stages"} & set(p.choices):
-        attempts.append(replace(p, choices={n: c for n, c in p.choices.items() if n not in ("warps", "stages")}))
+        choices.append({n: c for n, c in p.choices.items() if n not in ("warps", "stages")})
     refusals: list[Unsupported] = []
-    ways = [(x, settled) for x in attempts for settled in (False, True)]
     for ends in (False, True):
-        for x, settled in ways:
+        whole = Planner(p, arch, precision)
+        whole.unit_ends = ends
+        whole.choose_matrices()
+        entangled: set[tuple] = set()
+        for chosen, settled in itertools.product(choices, (False, True)):
             for shares in (True, False):
-                planner = Planner(x, arch, precision)
-                planner.unit_ends, planner.shares, planner.one_side = ends, shares, settled
+                planner = whole.copy(chosen)
+                planner.shares, planner.one_side = shares, settled
                 try:
+                    planner.choose_warps()
+                    if (tiles := (settled, *planner.tile.values())) in entangled:
+                        continue
                     return planner.run()
+                except Entangled as e:
+                    entangled.add(tiles)
+                    refusals.append(e)
                 except Unsupported as e:
                     refusals.append(e)
                 if planner.split is None:
                     break  # no warps shared a loop
-        if UNIT not in planner.forced:
+        if UNIT not in whole.forced:
             break
     try:
         raise next((e for e in refusals if isinstance(e, TooLarge)), refusals[0])
@@ -77,9 +88,15 @@ def readers_of(p: TileProgram) -> dict[int, list[Stmt]]:
 
 
 class Planner(Placement):
+    def copy(self, choices: Mapping[str, object]) -> Planner:
+        """One whose matrix products are chosen, to go on with on its own."""
+        other = copy(self)
+        other.p = replace(self.p, choices=choices)
+        other.tile, other.forced = dict(self.tile), set(self.forced)
+        return other
+
     def run(self) -> Schedule:
-        self.choose_matrices()
-        self.choose_warps()
+        """After `choose_matrices` and `choose_warps`."""
         self.choose_left()
         self.choose_sides()
         self.make_groups()

@@ -19,7 +19,7 @@ from ..tile import (
     results,
     walk,
 )
-from .layout import COLUMN, ROW, Group, Layout, Sides, Unsupported, fragment_group, vector_group
+from .layout import COLUMN, ROW, Entangled, Group, Layout, Sides, Torn, fragment_group, vector_group
 from .rewrite import index_axes
 from .schedule import EIGHTS, slots_of
 from .warps import UNIT, Warps
@@ -41,7 +41,7 @@ class SideChoice(Warps):
                 return
             for a in self.axes(x):
                 if a in self.axes(y) and not sides.tie(self.node(x, a), self.node(y, a)):
-                    raise Unsupported(f"{x} and {y} want {a} on different sides")
+                    raise Entangled(f"{x} and {y} want {a} on different sides")
 
         for s in body:
             match s:
@@ -93,7 +93,7 @@ class SideChoice(Warps):
             left, right = (m[0], m[1]) if self.left[s.out.id] == "a" else (m[1], m[0])
             for x, side in [(x, ROW) for x in left] + [(x, COLUMN) for x in right]:
                 if not sides.put(self.node(s.out, x), side):
-                    raise Unsupported(f"the result of a product has {x} on both sides")
+                    raise Entangled(f"the result of a product has {x} on both sides")
         # where nothing else decides: reduced and contiguous axes are columns; frames of many axes decide first
         frames: list[tuple[tuple, tuple[str, ...], Value, set[str]]] = []
         for s in body:
@@ -271,5 +271,5 @@ class SideChoice(Warps):
             else:
                 column = g
         if row and column and set(row.axes) & set(column.axes):
-            raise Unsupported(f"merged axes {row.axes} are rows and {column.axes} columns")
+            raise Torn(f"merged axes {row.axes} are rows and {column.axes} columns")
         return Layout(row, column)

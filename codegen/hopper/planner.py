@@ -34,6 +34,8 @@ def plan(p: TileProgram, arch: Arch, precision: Precision) -> Pipeline:
 class WarpgroupPlanner(Planner):
     def pipeline(self) -> Pipeline:
         self.loop = self.only_loop()
+        self.choose_matrices()
+        self.choose_warps()
         self.run()
         return self.out_pipeline
 
