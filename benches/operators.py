@@ -37,7 +37,8 @@ class Operator:
 
 @dataclass(frozen=True)
 class Attention:
-    """What the peers must be told of one of the prefill and decode programs."""
+    """What the peers must be told of one of the prefill and decode programs.  causal: up to the diagonal that ends in the last row's last
+    key."""
 
     decode: bool
     causal: bool
@@ -49,7 +50,8 @@ class Attention:
     def of(name: str) -> Attention:
         kind, decode = name.partition("_")[2], name.startswith("decode")
         cap = CAP if kind in ("softcap", "windowed") else 0.0
-        return Attention(decode, not decode and kind != "global", kind == "alibi", cap, WINDOW if kind == "windowed" else 0)
+        masked = kind != "global" and (not decode or kind == "speculative")
+        return Attention(decode, masked, kind == "alibi", cap, WINDOW if kind == "windowed" else 0)
 
     def pairs(self, queries: int, keys: int) -> float:
         """(query, key) pairs of one head that are kept."""
@@ -96,6 +98,17 @@ def _operators() -> dict[str, Operator]:
         groups = [(16, 8192, 8 * g, 8) for g in (3, 6, 12)] if kind == "gqa" else []
         first = ((1, 8192), (16, 8192), (1, 65536))
         add(CASES[f"decode_{kind}"], ("batch", "n", "hq", "hkv"), [*batches, *groups], "cudnn flash fa3 flex", quick=first)
+
+    def speculative(batch: int, hq: int, hkv: int, n: int, d: int, nq: int) -> tuple[Arg, ...]:
+        q, *rest = CASES["decode_gqa"].args(batch, hq, hkv, n, d)
+        return (replace(q, shape=(batch, hq, nq, d)), *rest)
+
+    gqa = CASES["decode_gqa"]
+    add(
+        replace(gqa, name="decode_speculative", fn=programs.speculative_attention, args=speculative,
+                small={**gqa.small, "nq": 3}, full={**gqa.full, "nq": 4}),
+        ("batch", "n", "nq"), [(b, 8192, rows) for b in (1, 16) for rows in (2, 4, 8)], "flash fa3 flex",
+    )  # fmt: skip
 
     def product(name: str, fn: Callable[..., Any]) -> Case:
         return Case(name, "B", fn, lambda n: (Arg((n, n)),) * 2, {"n": 37}, {"n": 4096})

@@ -202,15 +202,19 @@ def attention_peer(kind: str, f: Attention, args: Sequence[Any]) -> Bind | None:
     q, k, *_ = args
     grouped = q.shape[1] != k.shape[1]
     if kind in ("cudnn", "flash"):
-        if f.cap or f.alibi or f.window:
+        late = f.causal and q.shape[2] < k.shape[2]
+        if f.cap or f.alibi or f.window or (late and kind == "cudnn"):
             return None
         from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention.bias import causal_lower_right
 
         backend = SDPBackend.CUDNN_ATTENTION if kind == "cudnn" else SDPBackend.FLASH_ATTENTION
 
+        which = {"attn_mask": causal_lower_right(q.shape[2], k.shape[2])} if late else {"is_causal": f.causal}
+
         def sdpa(q: Any, k: Any, v: Any) -> Any:
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=f.causal, enable_gqa=grouped)
+                return F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **which)
 
         return bound(sdpa)
     if kind == "fa3":
@@ -233,7 +237,7 @@ def attention_peer(kind: str, f: Attention, args: Sequence[Any]) -> Bind | None:
         return lambda args: bound(flash3)([x.transpose(1, 2).contiguous() for x in args])
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    n, last = k.shape[2], k.shape[2] - 1
+    n, last, ahead = k.shape[2], k.shape[2] - 1, k.shape[2] - q.shape[2]
 
     def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         if f.cap:
@@ -243,7 +247,7 @@ def attention_peer(kind: str, f: Attention, args: Sequence[Any]) -> Bind | None:
         return s
 
     def keep(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return (j <= i) & (i - j < f.window) if f.window else j <= i
+        return (j <= i) & (i - j < f.window) if f.window else j <= i + ahead
 
     mask = create_block_mask(keep, None, None, q.shape[2], n, device=q.device) if f.causal else None
     fn = torch.compile(flex_attention, dynamic=False)
