@@ -22,7 +22,7 @@ from .forbidden import Forbidden, forbidden
 from .legality import legal_nodes, usable
 from .plan import Buffer, Plan
 from .region import Region, canonical, without
-from .regions import forced_cuts, regions
+from .regions import forced_cuts, long_cuts, regions
 from .search import Found, Limits, Search
 
 Progress = Callable[[str, int, int | None], None]
@@ -99,7 +99,8 @@ def extract(
         classes = replace(classes, nodes=usable(selections, graph.outputs), outputs={})
     classes = with_copies(classes)
     build = Builder(classes, model)
-    cones = regions(classes, forced_cuts(classes, model) | compared, compared)
+    cuts = forced_cuts(classes, model) | compared
+    cones = regions(classes, cuts | long_cuts(classes, cuts), compared)
     found: dict[tuple, Found] = {}
     stats: dict[str, float] = {"regions": len(cones), "nodes": sum(map(len, nodes.values()))}
     stats |= dict.fromkeys(("lowerings", "statements", "points", "sets", "asked"), 0)

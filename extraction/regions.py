@@ -1,7 +1,8 @@
 """Cutting a large program into regions that are searched one by one, so that the search grows linearly with the program.
 
 A cut is forced where every sensible plan has one: at the result of a product of matrices that feeds another product which would
-need it again and again, when storing it costs little beside computing it.  Small programs have no such place and are one region.
+need it again and again, when storing it costs little beside computing it.  Programs on small tensors have no such place and are one
+region; where they are long, they are cut at values through which all goes that comes after, and few kernels' launches are lost.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .classes import ELEMENTWISE, Classes
 WIDE = 1024  # elements along new axes that no block holds beside each other
 WORTH = 2.5  # a cut is forced where recomputing takes this many times as long as storing and reading
 LARGEST = 400  # classes of the source in a region made of several roots
+LONG = 100  # operations of the source in a region that could be cut: two layers of a transformer have 96
 
 
 @dataclass
@@ -40,6 +42,35 @@ def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
         again = model.floor(Work(tensor=sum(cl.flops(x) for x in below[c]))) - base
         if again > WORTH * (model.floor(Work(bytes=2.0 * cl.bytes(c)))) and _widest_use(cl, c, out) >= WIDE:
             out.add(_top_of_chain(cl, c))
+    return frozenset(out)
+
+
+def long_cuts(cl: Classes, cuts: frozenset[int]) -> frozenset[int]:
+    """More cuts where operations follow each other without any: each at the last value, among the LONG after the cut before, that is all
+    that what comes later needs of them.  Only at tensors that are as small as what the program is given or gives."""
+    place = {c: i for i, c in enumerate(cl.source_order)}
+    last = {a: place[c] for c in cl.source_order for a in cl.source[c].args} | dict.fromkeys(cl.outputs, len(place))
+    given: set[int] = set()  # what is there without an operation
+    alive: set[int] = set()
+    out: set[int] = set()
+    since: dict[int, None] = {}  # operations since the last cut; …
+    waist = None  # … and the last of them that is such a value
+    most = max(map(cl.elements, [*cl.outputs, *(c for c in cl.source_order if cl.is_input(c))]))
+    for c in cl.source_order:
+        n = cl.source[c]
+        if cl.is_input(c) or cl.is_trivial(c) or (n.op == "view" and n.args[0] in given):
+            given.add(c)
+            continue
+        since[c] = None
+        alive = {x for x in alive if last[x] > place[c]} | {c}
+        if c in cuts:
+            since, waist = {}, None
+        elif len(alive) == 1 and len(since) > LONG // 3 and n.op != "view" and c not in cl.outputs and cl.elements(c) <= most:
+            waist = c
+        if len(since) > LONG and waist is not None:
+            out.add(waist)
+            since = {x: None for x in since if place[x] > place[waist]}
+            waist = None
     return frozenset(out)
 
 

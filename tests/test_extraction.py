@@ -28,7 +28,7 @@ from eqsat_neptune.extraction.legality import legal_nodes, usable
 from eqsat_neptune.extraction.plan import Plan
 from eqsat_neptune.extraction.prices import bits
 from eqsat_neptune.extraction.region import Region, canonical
-from eqsat_neptune.extraction.regions import forced_cuts, regions
+from eqsat_neptune.extraction.regions import forced_cuts, long_cuts, regions
 from eqsat_neptune.extraction.search import Limits, Search
 
 import eqsat_neptune as en
@@ -536,6 +536,54 @@ def test_each_structure_is_searched_once() -> None:
     seconds = [x.plan.cost.seconds for x in (three, four, six)]
     assert count[2] - count[1] == 2 * (count[1] - count[0])
     assert math.isclose(seconds[2] - seconds[1], 2 * (seconds[1] - seconds[0]))
+
+
+def small_layers(n: int) -> tuple[Graph, Program]:
+    (x, *weights) = CASES["layers1"].specs("small")
+    return graph_of(transformer_layers(n, 2), x, *weights * n)
+
+
+def test_long_programs_on_small_tensors_are_cut() -> None:
+    """No product of theirs is worth a cut; one region of six layers would take half a minute, and a kernel for each operation."""
+    _, program = small_layers(6)
+    two, six = (extract(*small_layers(n), model_for("cpu")) for n in (2, 6))
+    assert (two.stats["regions"], six.stats["regions"]) == (1, 3)
+    assert six.stats["lowerings"] <= 3 * two.stats["lowerings"] and len(six.plan.kernels) <= 6
+    well_formed(six.plan, program)
+    rng = np.random.default_rng(3)
+    close(six.plan, program, [rng.standard_normal(x.shape).astype(np.float32) / 4 for x in program.inputs])
+
+
+@pytest.mark.parametrize("name", ["layers1", "layers2", "nearest_neighbours", "topk_gating", "attention_backward"])
+def test_where_long_programs_are_cut(name: str) -> None:
+    """Nowhere, while they are short or all of it needs what came first."""
+    graph, program = saturated(name)
+    cl = Classes(graph, program, legal_nodes(graph, program.compute_dtype, None))
+    assert not long_cuts(cl, frozenset())
+
+
+def below(cl: Classes, c: int) -> set[int]:
+    """What a class is made of in the source, itself among it."""
+    out: set[int] = set()
+    todo = [c]
+    while todo:
+        x = todo.pop()
+        if x not in out:
+            out.add(x)
+            todo += cl.source[x].args
+    return out
+
+
+def test_all_that_follows_a_cut_goes_through_it() -> None:
+    graph, program = small_layers(5)
+    cl = Classes(graph, program, legal_nodes(graph, program.compute_dtype, None))
+    cuts = long_cuts(cl, frozenset())
+    assert len(cuts) == 2
+    for cut in cuts:
+        before = below(cl, cut)
+        made = {c for c in before if c != cut and any(cl.source[x].op == "red" for x in below(cl, c))}
+        after = [c for c in cl.source_order if c not in before]
+        assert len(made) > 20 and len(after) > 20 and not any(a in made for c in after for a in cl.source[c].args)
 
 
 @pytest.mark.parametrize("limits", [Limits(statements=1, bodies=1, sets=1), Limits(statements=300, bodies=2, sets=5)])
