@@ -25,6 +25,9 @@ WARPS = (4, 8)
 STAGES = (2, 3, 4)
 BUBBLE = 0.3  # share of what blocks and iterations wait in which less is asked from memory, whatever other blocks are there
 START = 0.1  # … where blocks have no loop and others load beside their start and end
+# A fourth stage is of no use where three have so many times the bytes under way that cover the latency: products of few rows take the same
+# time with three stages of 40 KB as with four, and 7 % less with three of 48 KB (benches/results/2026-12-01_h200_few_rows_stages.json)
+ENOUGH = 1.6
 CHUNK = 2048  # points that are priced at a time: their arrays stay in a core's cache
 HIDING = 16  # warps there must be room for, to keep a multiprocessor at work where blocks load, reduce, then compute
 ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few do, relative to what it pulls from memory
@@ -338,6 +341,8 @@ class Roofline:
         resident = np.minimum(np.floor(m.registers / (registers * threads)), np.floor(m.shared_sm / (used + 1024)))
         resident = np.minimum(resident, np.minimum(m.threads_sm // threads, 16))
         fits = fits & (used <= m.shared_block) & (resident >= 1)
+        if streams:
+            fits = fits & ((stages < 4) | (b.staged * (stages - 2) < ENOUGH * m.pull * m.latency))
         resident = np.maximum(resident, 1.0)
         room = m.sms * resident
         few, many = m.overlap

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from eqsat_neptune.codegen.cuda.arch import cuda_arch
 from eqsat_neptune.codegen.cuda.emit import emit, schedule_of
+from eqsat_neptune.codegen.hopper.choices import choices_of
 from eqsat_neptune.codegen.hopper.orders import COUNTER, DRIFT, END, lengths, makespan, makespans, starts
 from eqsat_neptune.codegen.hopper.pipeline import Pipeline
 from eqsat_neptune.codegen.lower import lower
@@ -18,8 +19,8 @@ import eqsat_neptune as en
 SM90 = cuda_arch("sm_90a")
 
 
-def pipeline(program: en.Program, tiles: dict[str, int], **choices: object) -> tuple[Pipeline, str]:
-    plan = planned(program, tiles, warpgroups=2, **choices)
+def pipeline(program: en.Program, tiles: dict[str, int], warpgroups: int = 2, **choices: object) -> tuple[Pipeline, str]:
+    plan = planned(program, tiles, warpgroups=warpgroups, **choices)
     p = lower(plan.kernels[0], plan.buffers, plan.compute_dtype)
     pipe = schedule_of(p, plan.buffers, SM90)
     assert isinstance(pipe, Pipeline)
@@ -80,6 +81,30 @@ def test_order_comes_from_the_lengths() -> None:
         assert pipe.order == order
         assert ("fetch_add(counter, 1)" in text) == (order == "dynamic")
         assert {t.stages for t in pipe.schedule.tiles.values() if t.loop} == {3}
+
+
+def test_who_has_the_longest_shares_a_multiprocessor_with_who_has_the_shortest() -> None:
+    """Two blocks to each, all there from the start: what they take they take of each other's time."""
+    short = np.repeat(np.arange(8, 0, -1), 32)
+    assert makespans(short, 264, 2, together=2)["folded"] == pytest.approx((9 + 2 * END) * (1 + DRIFT))  # 8 + 1, 7 + 2, …
+    assert makespans(short, 264, 2, together=2)["static"] == pytest.approx((12 + 2 * END) * (1 + DRIFT))  # 8 + 4, …
+    assert set(makespans(short[:132], 264, 2, together=2)) == {"static"}
+    program, tiles = attention("prefill_causal", *[(1, 32, 512, 128)] * 3), {"a1": 64, "a3": 64}
+    pipe, text = pipeline(program, tiles, warpgroups=1, together=2)
+    assert pipe.order == "folded" and pipe.works == pipe.workers == 256
+    taken = [b if b < 132 else 387 - b for b in range(256)]
+    assert sorted(taken) == list(range(256))
+    assert "int work = (int)block_index() < 132 ? (int)block_index() : 387 - (int)block_index();" in text
+    apart, text = pipeline(program, tiles, warpgroups=1, together=2, order="static")
+    assert apart.order == "static" and "int work = (int)block_index();" in text
+    plain = pipeline(attention("prefill_global", *[(1, 32, 512, 128)] * 3), tiles, warpgroups=1, together=2)[0]
+    assert plain.order == "static", "all are as long"
+
+
+@pytest.mark.parametrize(("n", "ahead"), [(512, False), (1024, True)])
+def test_no_tiles_come_ahead_where_no_work_follows(n: int, ahead: bool) -> None:
+    pipe, _ = pipeline(attention("prefill_causal", *[(1, 32, n, 128)] * 3), {"a1": 128, "a3": 64}, stages=2)
+    assert choices_of(pipe)["ahead"] == ahead
 
 
 def test_the_counter_is_asked_beside_the_last_copies() -> None:

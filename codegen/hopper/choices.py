@@ -13,7 +13,7 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
     warpgroups  of 64 rows each, that compute
     stages      tiles of a loop that lie in shared memory
     overlap     one iteration's elementwise work runs beside other products
-    ahead       the next tile's tiles from outside the loop come before this one has ended
+    ahead       the next tile's tiles from outside the loop come before this one has ended (where blocks have several)
     turns       warpgroups take turns in issuing products
     peek        all of an iteration's elementwise work but the rounding of operands runs beside late products, and so does the wait for
                 the tiles of the next ones (else what makes operands comes after them)
@@ -21,7 +21,7 @@ def choices_of(pipe: Pipeline) -> dict[str, object]:
                 (0: all at once): an instruction with an operand in registers holds its warps up until the unit has taken those before
     chain       the next tile's first products are issued before this tile ends
     order       "dynamic" (a counter in memory), "static" (every n-th tile of n blocks), "folded" (n at a time, to and fro: who had the
-                longest has the shortest next), "grid" (a block a tile)
+                longest has the shortest next, or shares a multiprocessor with who has it), "grid" (a block a tile)
     together    blocks of one warpgroup that a multiprocessor holds at the same time: one or two
     cluster     blocks at neighbouring tiles that copy for one another what all of them read; they take tiles together, and not from
                 a counter

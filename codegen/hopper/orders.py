@@ -98,24 +98,26 @@ def makespan(order: str, tiles: Sequence[int] | np.ndarray, blocks: int, ahead: 
     return max(ends) + COUNTER
 
 
-def makespans(tiles: np.ndarray, blocks: int, ahead: int) -> Mapping[str, float]:
-    """Of the orders that a kernel whose blocks stay may have; where blocks have one tile each, none matters."""
+def makespans(tiles: np.ndarray, blocks: int, ahead: int, together: int = 1) -> Mapping[str, float]:
+    """Of the orders that a kernel whose blocks stay may have.  Where blocks have one tile each, none matters, but for those that share a
+    multiprocessor: what they take they take of each other's time."""
     if len(tiles) <= blocks:
-        return {"static": float(tiles.max()) + END}
+        if len(tiles) <= blocks // together:
+            return {"static": float(tiles.max()) + END}
+        return {order: makespan(order, tiles, blocks // together) for order in ("static", "folded")}
     if len(tiles) > MOST_TILES:
         return {"dynamic": float(tiles.sum() + END * len(tiles)) / blocks}
     return {order: makespan(order, tiles, blocks, ahead) for order in ("static", "folded", "dynamic")}
 
 
-def best_order(p: TileProgram, loop: Loop, order: Traversal, tiles: int, stages: int, multiprocessors: int) -> str:
-    """The one with which the last block ends first, of equals the plainest."""
+def best_order(p: TileProgram, loop: Loop, order: Traversal, tiles: int, stages: int, multiprocessors: int, together: int) -> str:
+    """The one with which the last block ends first, of equals the plainest.  together: blocks on a multiprocessor."""
     want = p.choices.get("order")
     if want is not None:
         if want not in ORDERS:
             raise Unsupported(f"order {want}, not one of {', '.join(ORDERS)}")
         return str(want)
-    blocks = min(tiles, multiprocessors)
-    ends = makespans(lengths(p, loop, order), blocks, stages)
+    ends = makespans(lengths(p, loop, order), multiprocessors * together, stages, together)
     return min(ends, key=ends.__getitem__)
 
 

@@ -154,7 +154,9 @@ class WarpgroupPlanner(Planner):
             raise TooLarge(f"{fixed + 2 * ring} bytes of shared memory for two stages")
         if fixed + ring * stages > self.room - 2048:
             raise TooLarge(f"{fixed + ring * stages} bytes of shared memory")
-        ahead = bool(self.p.choices.get("ahead", True)) and 2 * fixed + ring * stages <= self.room - 4096
+        tiles = math.prod(self.p.axes[a].trips for a in self.p.grid)
+        several = tiles > self.arch.multiprocessors * self.together or self.p.choices.get("cluster", 1) != 1
+        ahead = several and bool(self.p.choices.get("ahead", True)) and 2 * fixed + ring * stages <= self.room - 4096
         for t in sorted(o.tiles.values(), key=lambda t: t.loop is not None):
             t.stages = stages if t.loop is not None else 2 if ahead else 1
             t.offset = at
@@ -166,9 +168,8 @@ class WarpgroupPlanner(Planner):
         early_only = {v for s in parts.early for v in o.contracts[s.out.id].tiles}
         early_only -= {x.value.id for c in late for x in (c.left, c.right)}
         fixed_early = all(v in early_only and not o.instances.get(v) for v, t in o.tiles.items() if t.loop is None)
-        tiles = math.prod(self.p.axes[a].trips for a in self.p.grid)
         traversal = traversal_of(self.p, self.loop, self.arch.multiprocessors)
-        order = best_order(self.p, self.loop, traversal, tiles, stages, self.arch.multiprocessors * self.together)
+        order = best_order(self.p, self.loop, traversal, tiles, stages, self.arch.multiprocessors, self.together)
         at = -(-at // 16) * 16
         carries = {s.out.id: next(c for c in self.loop.carries if c.next == s.out) for s in parts.late}
         limit = (SHARING if self.together > 1 else REGISTERS[self.consumers])[1]
@@ -343,7 +344,7 @@ class WarpgroupPlanner(Planner):
     def share_out(self, pipe: Pipeline) -> None:
         """As many blocks as run at the same time, and in which order they take tiles."""
         pipe.blocks = min(pipe.works, self.arch.clusters_of(pipe.cluster) * pipe.together) * pipe.cluster
-        if pipe.workers == pipe.works:
+        if pipe.workers == pipe.works and not (pipe.order == "folded" and pipe.works > self.arch.multiprocessors):
             pipe.order = "static"  # nothing to ask for
         elif pipe.cluster > 1 and pipe.dynamic:  # the blocks of a cluster would each get a number of their own
             uneven = any(a in c.axes for c in self.loop.constraints for a in self.p.grid)

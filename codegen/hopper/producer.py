@@ -25,7 +25,7 @@ class Producer(Rings):
         total = pipe.works
         rings = self.rings(self.s.tiles)
         t(f"Ring<{WORK_SLOTS}> works;")
-        t(f"int work = (int)block_index(){f' / {pipe.cluster}' if pipe.cluster > 1 else ''};")
+        t(f"int work = {self.first_work()};")
         if pipe.frozen:
             t("int again = -1, failures = 0;  // the next of the tiles that failed, of how many")
         with t.block("for (;;)"):
@@ -101,6 +101,14 @@ class Producer(Rings):
         if self.pipe.order == "folded":  # n · row + place → n · (row + 1) + n - 1 - place
             return f"2 * (work - work % {n}) + {2 * n - 1} - work"
         return f"work + {n}"
+
+    def first_work(self) -> str:
+        """The number of the work that this block begins with."""
+        pipe, n = self.pipe, self.arch.multiprocessors
+        block = f"(int)block_index(){f' / {pipe.cluster}' if pipe.cluster > 1 else ''}"
+        if pipe.order == "folded" and pipe.workers == pipe.works:  # blocks n apart share a multiprocessor, most likely
+            return f"(int)block_index() < {n} ? (int)block_index() : {n + pipe.works - 1} - (int)block_index()"
+        return block
 
     def reset_counter(self) -> None:
         """By the last block that asks no more; beside the consumers' last tile, for it takes as long as a trip to memory."""
