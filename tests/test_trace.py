@@ -487,6 +487,14 @@ def length_from_a_tensor(x):
     return xp.arange(x[0, 0])                               # line of the error
 
 
+def kept_dimensions(x):
+    return xp.max(x, axis=0, keepdims="yes")                # line of the error
+
+
+def kept_by_argmax(x):
+    return xp.argmax(x, axis=0, keepdims=2)                 # line of the error
+
+
 @pytest.mark.parametrize("fn, error, words", [
     (matmul_rows, ShapeError, ["(2, 3)", "3 columns against 2 rows", ".mT"]),
     (branch, TraceError, ["truth", "xp.where"]),
@@ -511,6 +519,8 @@ def length_from_a_tensor(x):
     (unknown_dtype, DtypeError, ["float128", "bfloat16"]),
     (of_a_list, TraceError, ["list"]),
     (length_from_a_tensor, TraceError, ["arange", "values"]),
+    (kept_dimensions, TraceError, ["keepdims", "'yes'", "True or False"]),
+    (kept_by_argmax, TraceError, ["keepdims", "2"]),
 ], ids=lambda v: getattr(v, "__name__", None))
 def test_errors_name_cause_remedy_and_line(fn: Any, error: type[EqsatError], words: list[str]) -> None:
     with pytest.raises(error) as info:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DtypeError, ShapeError
+from ..errors import DtypeError, ShapeError, TraceError
 from ..terms import Affine, Term, add, affine_of, axis_index, bi, is_num, make, mul, num, red, un
 from . import dtypes
 from .arguments import broadcast_shape, lift
@@ -77,6 +77,8 @@ def elementwise(build: Callable[..., Term], args: Sequence[Any], dtype: str) -> 
 def reduce(op: str, x: Tensor, over: Sequence[int], keepdims: bool, dtype: str) -> Tensor:
     """Reduce dimensions by "+", "*", "max" or "min"."""
     trace = x.trace
+    if not isinstance(keepdims, int | np.bool_) or keepdims not in (0, 1):
+        raise TraceError(f"keepdims is {keepdims!r}", "it is True or False")
     shape = [1 if i in over else n for i, n in enumerate(x.shape) if keepdims or i not in over]
     if any(x.shape[i] == 0 for i in over):
         if op in ("max", "min"):
