@@ -149,6 +149,8 @@ def varied(kernel: Any, changes: list[tuple[str, str, Any]]) -> Any:
     for k in plan.kernels:
         mine = [(what, value) for where, what, value in changes if where in ("", k.name)]
         tiles = {what[1:]: int(v) for what, v in mine if what[0] == "/" and what[1:] in k.axes}
+        if whole := [a for a in tiles if k.axes[a].role == "whole" and tiles[a] < k.axes[a].extent]:
+            raise ValueError(f"{k.name} has all of {', '.join(whole)} in a tile")
         axes = {a: replace(x, tile=min(tiles.get(a, x.tile), x.extent)) for a, x in k.axes.items()}
         k = replace(k, axes=axes, choices={**k.choices, **{c: v for c, v in mine if c[0] != "/"}})
         program = lower(k, plan.buffers, plan.compute_dtype)

@@ -26,7 +26,7 @@ import repriced
 import timing
 import tuned
 
-SMALL = dict(n=37, m=19, f=11, d=8, hq=4, h=3, v=29, b=2, batch=2, r=3, dv=0)
+SMALL = dict(n=37, nq=3, m=19, f=11, d=8, hq=4, h=3, v=29, b=2, batch=2, r=3, dv=0)
 
 
 def small(op: operators.Operator) -> dict[str, int]:
@@ -119,6 +119,13 @@ def test_a_variant_with_another_tile_is_priced_anew() -> None:
     other = h200.varied(kernel, [("", f"/{rows}", 16)])
     assert other.plan.kernels[0].axes[rows].tile == 16 and other.cost.seconds > 1.5 * kernel.cost.seconds
     assert kernel.plan.kernels == (k,)
+
+
+def test_a_variant_keeps_axes_whole_that_are() -> None:
+    case = operators.OPERATORS["prefill_global"].case
+    kernel = en.optimize(en.trace(case.function("full"), *case.specs("full", n=512)), "cuda:sm_90a")
+    with pytest.raises(ValueError, match="has all of a2 in a tile"):
+        h200.varied(kernel, [("", "/a2", 64)])
 
 
 # ------------------------------------------------------------------ references and peers, on the CPU
