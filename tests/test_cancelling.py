@@ -16,7 +16,7 @@ import eqsat_neptune as en
 from eqsat_neptune import egraph, xp
 from eqsat_neptune.terms import show
 
-N, K, M, D = 1024, 64, 256, 64
+N, K, M, D = 1024, 64, 1024, 64
 
 
 def chain(a: Any, b: Any, c: Any) -> Any:
