@@ -16,7 +16,8 @@ from .classes import ELEMENTWISE, Classes
 WIDE = 1024  # elements along new axes that no block holds beside each other
 WORTH = 2.5  # a cut is forced where recomputing takes this many times as long as storing and reading
 LARGEST = 400  # classes of the source in a region made of several roots
-LONG = 100  # operations of the source in a region that could be cut: two layers of a transformer have 96
+LONG = 10  # products of the source in a region that could be cut: a layer of a transformer has as many, its two norms among them
+WAIST = 3  # values that others need at such a cut: what goes from layer to layer, what all of them need, and what skips some
 
 
 @dataclass
@@ -46,32 +47,34 @@ def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
 
 
 def long_cuts(cl: Classes, cuts: frozenset[int]) -> frozenset[int]:
-    """More cuts where operations follow each other without any: each at the last value, among the LONG after the cut before, that is all
-    that what comes later needs of them.  Only at tensors that are as small as what the program is given or gives."""
+    """More cuts where products follow each other without any: each at the few values, after some of the LONG products that follow the cut
+    before, that are all that what comes later needs of them.  Only at tensors that are as small as what the program is given or gives."""
     place = {c: i for i, c in enumerate(cl.source_order)}
-    last = {a: place[c] for c in cl.source_order for a in cl.source[c].args} | dict.fromkeys(cl.outputs, len(place))
-    given: set[int] = set()  # what is there without an operation
-    alive: set[int] = set()
-    out: set[int] = set()
-    since: dict[int, None] = {}  # operations since the last cut; …
-    waist = None  # … and the last of them that is such a value
+    last = {_before_views(cl, a): place[c] for c in cl.source_order if cl.source[c].op != "view" for a in cl.source[c].args}
     most = max(map(cl.elements, [*cl.outputs, *(c for c in cl.source_order if cl.is_input(c))]))
+    stored = set(cuts)
+    given: set[int] = set()  # what is there without a reduction
+    alive: set[int] = set()
+    count = 0  # products since the last cut; …
+    best: tuple[frozenset[int], int] | None = None  # … after some of them the fewest values that the others need, and how many those are
     for c in cl.source_order:
         n = cl.source[c]
-        if cl.is_input(c) or cl.is_trivial(c) or (n.op == "view" and n.args[0] in given):
+        if cl.is_input(c) or cl.is_trivial(c) or (n.op in (*ELEMENTWISE, "view") and given.issuperset(n.args)):
             given.add(c)
+        if c in given or n.op == "view":
             continue
-        since[c] = None
-        alive = {x for x in alive if last[x] > place[c]} | {c}
-        if c in cuts:
-            since, waist = {}, None
-        elif len(alive) == 1 and len(since) > LONG // 3 and n.op != "view" and c not in cl.outputs and cl.elements(c) <= most:
-            waist = c
-        if len(since) > LONG and waist is not None:
-            out.add(waist)
-            since = {x: None for x in since if place[x] > place[waist]}
-            waist = None
-    return frozenset(out)
+        count += cl.flops(c) > 0
+        alive = {x for x in {*alive, c} if last.get(x, 0) > place[c] and x not in stored}
+        if not alive:
+            count, best = 0, None
+        elif count > LONG and best:
+            values, before = best
+            stored |= values
+            alive, count, best = alive - values, count - before, None
+        elif LONG // 2 <= count <= LONG and len(alive) <= (len(best[0]) if best else WAIST):
+            if all(cl.elements(x) <= most for x in alive):
+                best = frozenset(alive), count
+    return frozenset(stored) - cuts
 
 
 def _widest_use(cl: Classes, c: int, cuts: set[int]) -> int:

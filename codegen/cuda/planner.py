@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
 
@@ -88,7 +88,7 @@ def readers_of(p: TileProgram) -> dict[int, list[Stmt]]:
 
 
 class Planner(Placement):
-    def copy(self, choices: Mapping[str, object]) -> Planner:
+    def copy(self, choices: dict[str, object]) -> Planner:
         """One whose matrix products are chosen, to go on with on its own."""
         other = copy(self)
         other.p = replace(self.p, choices=choices)
