@@ -31,7 +31,7 @@ FUNCTIONS: dict[str, tuple[float, float]] = {
 # what a block has of each point
 FIGURES = (
     "tensor", "ops", "special", "l2", "shared", "per_row_warp", "per_col_warp", "staged", "resident", "rows", "cols", "results", "streamed",
-    "fed_rows", "fed_cols", "registers", "dram", "partial", "common",
+    "fed_rows", "fed_cols", "registers", "dram", "partial", "common", "chain",
 )  # fmt: skip
 
 
@@ -54,6 +54,8 @@ class Block:
     partial                     what is to be added to them where loads, not copies of whole boxes, share lines with other blocks' loads
     common                      … of `l2`: what is read element by element and is the same for all blocks (0 where loops stream tiles)
     heavy, streams              does it anything on matrix units; does it load tiles in loops, at any point
+    chain                       elements summed by the products of matrices outside loops that are not on matrix units
+    waits                       number of other products and of reductions outside loops; turns: of all of them
     read                        by buffer: elements that the whole kernel reads at least once
     """
 
@@ -69,6 +71,7 @@ class Block:
         self.rounds = not program.wide and any(x.dtype in HALF for x in (*program.reads, *program.writes))
         self.rows = self.cols = self.results = self.streamed = self.fed_rows = self.fed_cols = np.zeros(1)
         self.fed = False
+        self.waits = self.turns = 0
         self.tally = Tally()
         self.pad: dict[int, Array] = {}  # by value: elements of a product's tile with its padding, relative to those without
         self.units = {id(s): W.Product.of(s) for s in self.statements if isinstance(s, Contract) and self._on_units(s)}
@@ -83,6 +86,7 @@ class Block:
         self.tensor, self.ops, self.special, self.l2 = t["tensor"], t["ops"], t["special"], t["l2"]
         self.shared, self.per_row_warp, self.per_col_warp = t["shared"], t["row warp"], t["column warp"]
         self.staged, self.resident = t["staged"], t["resident"]
+        self.chain = t["chain"]
         self.heavy = bool(np.any(self.tensor > 0))
         self.streams = bool(np.any(self.staged > 0))
         self.read = W.unique_elements(program, sizes)
@@ -173,6 +177,8 @@ class Block:
     # ---- statements
     def _count(self, step: W.Step) -> None:
         s, runs, tally, elements = step.stmt, step.runs, self.tally, self.sizes.elements
+        if isinstance(s, Contract | Reduce) and not step.depth:
+            self._in_turn(s)
         match s:
             case Load():
                 n, width = elements(s.out.axes), DTYPES[self.dtype[s.buffer]]
@@ -203,6 +209,15 @@ class Block:
             case Store():
                 axes = tuple(sorted({a for ix in s.index for a in ix.axes if a in self.sizes.tile}))
                 tally.add("l2", DTYPES[self.dtype[s.buffer]], elements(axes), runs)
+
+    def _in_turn(self, s: Contract | Reduce) -> None:
+        """What comes after it waits for it."""
+        self.turns += 1
+        p = W.Product.of(s) if isinstance(s, Contract) else None
+        if p is None or not (p.rows and p.cols):
+            self.waits += 1
+        elif id(s) not in self.units:
+            self.tally.add("chain", 1.0, self.sizes.elements(p.inner))
 
     def _sectors(self, s: Load, width: int) -> Array:
         """Bytes moved for one that is wanted: sectors of 32 bytes, and a little more for what does not fill a line of 128."""

@@ -30,6 +30,11 @@ START = 0.1  # … where blocks have no loop and others load beside their start 
 ENOUGH = 1.6
 CHUNK = 2048  # points that are priced at a time: their arrays stay in a core's cache
 HIDING = 16  # warps there must be room for, to keep a multiprocessor at work where blocks load, reduce, then compute
+# Products that follow one another in a block, and reductions among them, each waiting for the one before: 19 ns for each element that a
+# product sums, 0.3 µs for a reduction, where there are more than a few; more than 24 of them take more than twice as long: 10,000
+# instructions, each of which runs once, come from memory.  From chains of small products (benches/results/2026-12-01_h200_chains.txt);
+# kernels that only reduce are faster (rounds of a top-k over 64 columns: 0.1 µs each).
+TERM, TURN, FEW_TURNS, MANY_TURNS, FETCHED = 19e-9, 0.3e-6, 4, 24, 2.3
 ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few do, relative to what it pulls from memory
 
 
@@ -333,6 +338,8 @@ class Roofline:
         held = b.registers * padded + choose(shares, 4.0 * (warps - 1) * own, 0.0)
         pieces = sum((np.minimum(run, n / threads) for run, n in b.pieces), np.zeros(1))
         registers = self._registers(b, held, pieces, threads)
+        chain = (TERM * b.chain + TURN * b.waits * (b.chain > 0)) * max(0.0, 1 - FEW_TURNS / max(b.turns, 1))
+        fetched = (FETCHED - 1) * chain if b.turns > MANY_TURNS else 0.0
         fits = registers <= m.registers_thread
         if heavy:  # more warps only where each has a tile of its own
             tiles = np.ceil(b.rows / m.fragment[0]) * np.ceil(b.cols / m.fragment[1])
@@ -367,6 +374,7 @@ class Roofline:
             # from four warps to twelve what hides grows with their number
             share = clip(few + (many - few) / 8.0 * (together * warps - 4.0), many, few)
             latency = np.ceil(count / room) * (iterations * m.step + (1 + again) * m.block)  # copies of an inner loop begin anew
+            serial = np.ceil(count / room) * chain + fetched
             flight = b.staged * np.maximum(stages - 1, 1) if streams else l2 / np.maximum(iterations, 1.0)
             memory = dram * self._per_byte(count, room, flight, piece, share_of_memory)
             if streams:
@@ -374,12 +382,13 @@ class Roofline:
                 # copies that are asynchronous run beside everything else
                 most, total = np.maximum(busy, fixed[3]), spent if m.stages > 1 else spent + fixed[3]
                 compute = per_sm * most + share * (per_sm * np.maximum(total - most, 0.0))
-                seconds = np.maximum(compute + latency, memory)
+                seconds = np.maximum(np.maximum(compute, serial) + latency, memory)
             else:  # a block loads, then computes: only other blocks' loads run beside its work
                 memory = memory + (m.block + START * m.block * np.maximum(count / m.sms, 1.0))
                 # where registers leave room for few warps, those wait for their own results and for each other
                 issue = np.maximum(HIDING / (resident * warps), 1.0)
                 loads, work = np.maximum(memory, per_sm * fixed[3]), issue * (per_sm * (busy + share * (spent - busy)) + latency)
+                work = np.maximum(work, serial + latency)
                 # in a single wave all blocks load at the same time, then all compute
                 beside = np.where(count <= room, 1.0, np.where(iterations > 0, together, together * together * together))
                 seconds = np.maximum(loads, work) + np.minimum(loads, work) / beside

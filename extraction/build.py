@@ -41,17 +41,18 @@ class Builder:
     def add(self, part: Part, roots: Iterable[int]) -> None:
         """The next region; its roots (classes of the program) get names that others may read."""
         self.parts.append(part)
-        program = self.classes.program
         for c in roots:
-            outputs = self._outputs(c)
-            if outputs:
-                self.stored[c] = outputs[0]
-            else:
-                axes = self.classes.layout(c)
-                shape = tuple(program.axes[a] for a in axes)
-                index = tuple(map(T.axis_index, axes))
-                self.stored[c] = Memory(f"t{self._temps}", shape, self.classes.dtype(c), index, self.classes.known(c))
-                self._temps += 1
+            self.stored[c] = self.memory(c)
+            self._temps += c not in self.classes.outputs
+
+    def memory(self, c: int) -> Memory:
+        """Where the next region would store a class."""
+        outputs = self._outputs(c)
+        if outputs:
+            return outputs[0]
+        axes = self.classes.layout(c)
+        shape = tuple(self.classes.program.axes[a] for a in axes)
+        return Memory(f"t{self._temps}", shape, self.classes.dtype(c), tuple(map(T.axis_index, axes)), self.classes.known(c))
 
     def _outputs(self, c: int) -> tuple[Memory, ...]:
         """Arrays of the program that a class fills."""

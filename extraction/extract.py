@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .. import collecting
-from .. import terms as T
 from ..cost_models.base import CostModel
 from ..errors import PlanError
 from ..graph import Graph, Node
 from ..program import Program
-from .build import Builder, Part
+from .build import Builder
 from .classes import Classes
 from .compared import consistent
 from .copies import with_copies
 from .forbidden import Forbidden, forbidden
 from .legality import legal_nodes, usable
+from .parts import Parts
 from .plan import Buffer, Plan
-from .region import Region, canonical, without
-from .regions import forced_cuts, long_cuts, regions
-from .search import Found, Limits, Search
+from .regions import forced_cuts, regions
+from .search import Limits
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -56,7 +54,7 @@ class Extraction:
     candidates  plans that lost, cheapest first
     chosen      class → e-nodes that the plan computes it by: most often one
     forbidden   what float16's range left out, if that would have far fewer operations
-    stats       counts (regions; searched: distinct ones; nodes: usable; lowerings, their statements and points; sets: of classes whose
+    stats       counts (regions; searched: how often one was; nodes: usable; lowerings, their statements and points; sets: of classes whose
                 next kernels were ranked; asked: kernels whose printing was looked into) and "seconds"
     """
 
@@ -100,63 +98,24 @@ def extract(
     classes = with_copies(classes)
     build = Builder(classes, model)
     cuts = forced_cuts(classes, model) | compared
-    cones = regions(classes, cuts | long_cuts(classes, cuts), compared)
-    found: dict[tuple, Found] = {}
-    stats: dict[str, float] = {"regions": len(cones), "nodes": sum(map(len, nodes.values()))}
-    stats |= dict.fromkeys(("lowerings", "statements", "points", "sets", "asked"), 0)
+    cones = regions(classes, cuts, compared)
     buffers = {i.name: Buffer(i.name, i.shape, i.dtype, "input") for i in program.inputs}
     buffers |= {f"out{n}": Buffer(f"out{n}", o.shape, o.dtype, "output") for n, o in enumerate(program.outputs)}
+    parts = Parts(classes, build, model, limits, made, buffers, cuts, compared)
     for done, cone in enumerate(cones):
-        region, binding = canonical(classes, cone, build.stored, made)
-        if region.key not in found:
 
-            def tick(_: int, done: int = done) -> None:
-                if progress is not None:
-                    progress("search", done, len(cones))
+        def tick(_: int, done: int = done) -> None:
+            if progress is not None:
+                progress("search", done, len(cones))
 
-            result = _search(region, {a for a, real in binding.axes.items() if real in made}, model, limits, tick, buffers)
-            if result is None:
-                what = T.show(classes.term(cone.roots[0]), 4)
-                raise PlanError(f"no kernel for {what} fits {model.name}", "please report this program")
-            found[region.key] = result
-            for k, n in result.stats.items():
-                stats[k] += n
-        build.add(Part(region, binding, found[region.key]), cone.roots)
-    stats["searched"] = len(found)
+        parts.add(cone, tick)
+    stats: dict[str, float] = {"regions": len(build.parts), "nodes": sum(map(len, nodes.values())), **parts.stats}
     plan, forms, chosen = build.plan([p.found.best for p in build.parts])
     chosen = {c: n for c, n in chosen.items() if c in graph.nodes}
     stats["seconds"] = time.perf_counter() - start
     ranged = half == "float16" and numerics != "fast"
     left_out = forbidden(graph, nodes, program.compute_dtype, numerics) if ranged else None
     return Extraction(plan, forms, tuple(_losers(build, limits.candidates)), chosen, stats, left_out)
-
-
-def _search(
-    region: Region,
-    made: Set[str],
-    model: CostModel,
-    limits: Limits,
-    tick: Callable[[int], None],
-    buffers: Mapping[str, Buffer],
-) -> Found | None:
-    """The search of a region.  A search that is bounded may find less where there is more to find: what rules say of axes that they
-    made is looked at apart, and has to be better than what is there without."""
-    plain = without(region, made)
-    if plain is region:
-        return Search(region, model, limits, tick, buffers).run()
-    first = Search(plain, model, limits, tick, buffers)
-    found = first.run()
-    # half as many bodies: most that are worth it are priced, and what is not much better than the first plan is no loss
-    second = Search(region, model, replace(limits, bodies=limits.bodies // 2), tick, buffers, first)
-    better = second.run(found.best.seconds if found is not None else math.inf)
-    if found is None or better is None:
-        result = found or better
-    else:
-        others = sorted((found.best, *better.others, *found.others), key=lambda c: c.seconds)
-        result = Found(better.best, others[: limits.candidates])
-    if result is not None:
-        result.stats = second.stats() | {"sets": first.stats()["sets"] + second.stats()["sets"]}
-    return result
 
 
 def _losers(build: Builder, most: int) -> Iterator[Candidate]:

@@ -2,11 +2,12 @@
 
 A cut is forced where every sensible plan has one: at the result of a product of matrices that feeds another product which would
 need it again and again, when storing it costs little beside computing it.  Programs on small tensors have no such place and are one
-region; where they are long, they are cut at values through which all goes that comes after, and few kernels' launches are lost.
+region, however long: `Pieces` has the places where few values go from one product to the next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from ..cost_models.base import CostModel, Work
@@ -16,8 +17,7 @@ from .classes import ELEMENTWISE, Classes
 WIDE = 1024  # elements along new axes that no block holds beside each other
 WORTH = 2.5  # a cut is forced where recomputing takes this many times as long as storing and reading
 LARGEST = 400  # classes of the source in a region made of several roots
-LONG = 10  # products of the source in a region that could be cut: a layer of a transformer has as many, its two norms among them
-WAIST = 3  # values that others need at such a cut: what goes from layer to layer, what all of them need, and what skips some
+WAIST = 3  # values that go from one piece to the next: what goes from layer to layer, what all of them need, and what skips some
 
 
 @dataclass
@@ -46,35 +46,99 @@ def forced_cuts(cl: Classes, model: CostModel) -> frozenset[int]:
     return frozenset(out)
 
 
-def long_cuts(cl: Classes, cuts: frozenset[int]) -> frozenset[int]:
-    """More cuts where products follow each other without any: each at the few values, after some of the LONG products that follow the cut
-    before, that are all that what comes later needs of them.  Only at tensors that are as small as what the program is given or gives."""
-    place = {c: i for i, c in enumerate(cl.source_order)}
-    last = {_before_views(cl, a): place[c] for c in cl.source_order if cl.source[c].op != "view" for a in cl.source[c].args}
+@dataclass(frozen=True)
+class Place:
+    """A place in the order of the source, where it might be cut.
+
+    last      the class before it
+    values    what has been computed by then, is stored by nobody, and is needed later
+    products  how many have been computed by then
+    narrow    are the values few, as small as what the program is given or gives, and read as they are?
+    """
+
+    last: int
+    values: frozenset[int]
+    products: int
+    narrow: bool
+
+
+def _places(cl: Classes, order: Sequence[int], stored: Set[int]) -> Iterator[Place]:
+    """The place behind each class of a part of the source that is not there without a reduction."""
+    place = {c: i for i, c in enumerate(order)}
+    last = {_before_views(cl, a): place[c] for c in order if cl.source[c].op != "view" for a in cl.source[c].args}
     most = max(map(cl.elements, [*cl.outputs, *(c for c in cl.source_order if cl.is_input(c))]))
-    stored = set(cuts)
-    given: set[int] = set()  # what is there without a reduction
+    given: set[int] = set()
     alive: set[int] = set()
-    count = 0  # products since the last cut; …
-    best: tuple[frozenset[int], int] | None = None  # … after some of them the fewest values that the others need, and how many those are
-    for c in cl.source_order:
+    products = 0
+    for c in order:
         n = cl.source[c]
-        if cl.is_input(c) or cl.is_trivial(c) or (n.op in (*ELEMENTWISE, "view") and given.issuperset(n.args)):
+        there = all(a in given or a not in place for a in n.args)
+        if cl.is_input(c) or cl.is_trivial(c) or (n.op in (*ELEMENTWISE, "view") and there):
             given.add(c)
         if c in given or n.op == "view":
             continue
-        count += cl.flops(c) > 0
+        products += cl.flops(c) > 0
         alive = {x for x in {*alive, c} if last.get(x, 0) > place[c] and x not in stored}
-        if not alive:
-            count, best = 0, None
-        elif count > LONG and best:
-            values, before = best
-            stored |= values
-            alive, count, best = alive - values, count - before, None
-        elif LONG // 2 <= count <= LONG and len(alive) <= (len(best[0]) if best else WAIST):
-            if all(cl.elements(x) <= most for x in alive):
-                best = frozenset(alive), count
-    return frozenset(stored) - cuts
+        narrow = len(alive) <= WAIST and all(cl.elements(x) <= most and cl.readable(x) for x in alive)
+        yield Place(c, frozenset(alive), products, narrow)
+
+
+def _deepest_first(cl: Classes, roots: Sequence[int], within: Set[int]) -> list[int]:
+    """Classes of a part of the source, arguments first, and those first that take most steps: what is made of inputs alone comes where it
+    is needed, so that little lies between the steps of a recurrence."""
+    steps: dict[int, int] = {}
+    for c in cl.source_order:
+        steps[c] = max((steps[a] for a in cl.source[c].args), default=0) + (cl.source[c].op in ("red", "fold"))
+    out: dict[int, None] = {}
+    stack = [(c, False) for c in reversed(roots)]
+    while stack:
+        c, done = stack.pop()
+        if done:
+            out[c] = None
+        elif c in within and c not in out:
+            stack.append((c, True))
+            stack.extend((a, False) for a in sorted(reversed(cl.source[c].args), key=steps.__getitem__))
+    return list(out)
+
+
+class Pieces:
+    """A region as a sequence of pieces, of a product each where few values go from one to the next, and those between two of them as
+    regions of their own.
+
+    products  how many there are up to the end of each piece
+    flops     of all products
+    """
+
+    def __init__(self, cl: Classes, cuts: frozenset[int], alone: frozenset[int], cone: Cone):
+        self._cl, self._cuts, self._alone, self._cone = cl, cuts, alone, cone
+        self._order = _deepest_first(cl, cone.roots, _inside(cl, cone.roots, cuts).keys())
+        self._kept = frozenset(r for r in cone.roots if cl.readable(r))  # stored anyway, and there for what comes later
+        best: dict[int, Place] = {}
+        products = 0
+        for p in _places(cl, self._order, self._kept):
+            products = p.products
+            if p.narrow and products and (products not in best or len(p.values) < len(best[products].values)):
+                best[products] = p
+        best.pop(products, None)
+        self.flops = sum(map(cl.flops, self._order))
+        self._at = {c: i for i, c in enumerate(self._order)}
+        self._places = list(best.values())
+        self.products = [p.products for p in self._places] + [products]
+
+    def __len__(self) -> int:
+        return len(self._places) + 1
+
+    def between(self, first: int, end: int) -> list[Cone]:
+        """The pieces from the first on up to that before the end, as one region if they are connected."""
+        start, stop = self._behind(first), self._behind(end)
+        last = self._places[end - 1].values if end < len(self) else frozenset()
+        roots = [c for c in self._order[start:stop] if c in last or c in self._cone.roots]
+        before = {r for r in self._kept if self._at[r] < start} | (self._places[first - 1].values if first else frozenset())
+        return regions(self._cl, self._cuts | before, self._alone, roots)
+
+    def _behind(self, piece: int) -> int:
+        """Classes before a piece."""
+        return 0 if piece == 0 else len(self._order) if piece == len(self) else self._at[self._places[piece - 1].last] + 1
 
 
 def _widest_use(cl: Classes, c: int, cuts: set[int]) -> int:
@@ -140,22 +204,17 @@ def _before_views(cl: Classes, c: int) -> int:
     return c
 
 
-def regions(cl: Classes, cuts: frozenset[int], alone: frozenset[int] = frozenset()) -> list[Cone]:
-    """Regions in an order in which they can run.  alone: cuts that are regions of their own, so that all others read them."""
-    roots = [c for c in cl.source_order if c in cuts or c in cl.outputs]
-    inside: dict[int, dict[int, None]] = {}  # root → classes of its cone in the source, without other cuts
-    for r in roots:
-        seen: dict[int, None] = {}
-        stack = [r]
-        while stack:
-            c = stack.pop()
-            if c not in seen and (c == r or c not in cuts):
-                seen[c] = None
-                stack.extend(cl.source[c].args)
-        inside[r] = seen
+def regions(
+    cl: Classes, cuts: frozenset[int], alone: frozenset[int] = frozenset(), roots: Sequence[int] | None = None
+) -> list[Cone]:
+    """Regions in an order in which they can run.  alone: cuts that are regions of their own, so that all others read them.  roots: what
+    these regions store (None: the cuts and the outputs)."""
+    if roots is None:
+        roots = [c for c in cl.source_order if c in cuts or c in cl.outputs]
+    inside = {r: _inside(cl, [r], cuts) for r in roots}
     group = _merge(cl, roots, inside, alone)
-    bits = {c: 1 << i for i, c in enumerate(sorted(c for c in cl.nodes if cl.is_input(c) or c in cuts))}
-    below = _leaf_bits(cl, cuts, bits)
+    below = _Leaves(cl, cuts)
+    bits = below.bits
     out = []
     for members in group:
         allowed = 0
@@ -164,11 +223,23 @@ def regions(cl: Classes, cuts: frozenset[int], alone: frozenset[int] = frozenset
                 allowed |= bits[c] if cl.is_input(c) else 0
                 for a in (c, *cl.source[c].args):
                     allowed |= bits[a] if a in cuts else 0
-        out.append(_cone(cl, tuple(members), cuts, bits, below, allowed))
+        out.append(_cone(cl, tuple(members), cuts, below, allowed))
     return out
 
 
-def _merge(cl: Classes, roots: list[int], inside: dict[int, dict[int, None]], alone: frozenset[int]) -> list[list[int]]:
+def _inside(cl: Classes, roots: Sequence[int], cuts: frozenset[int]) -> dict[int, None]:
+    """Classes of the roots' cone in the source, without other cuts."""
+    seen: dict[int, None] = {}
+    stack = list(roots)
+    while stack:
+        c = stack.pop()
+        if c not in seen and (c in roots or c not in cuts):
+            seen[c] = None
+            stack.extend(cl.source[c].args)
+    return seen
+
+
+def _merge(cl: Classes, roots: Sequence[int], inside: dict[int, dict[int, None]], alone: frozenset[int]) -> list[list[int]]:
     """Roots that share a reduction inside, or read parts of one tensor that a rule has made, or lie in each other's cones, belong to one
     region, as long as it stays small."""
     group: dict[int, list[int]] = {r: [r] for r in roots}
@@ -208,22 +279,32 @@ def _ordered(cl: Classes, groups: list[list[int]], inside: dict[int, dict[int, N
     return out
 
 
-def _leaf_bits(cl: Classes, cuts: frozenset[int], bits: dict[int, int]) -> dict[int, int]:
+class _Leaves:
     """class → inputs and cuts that its term in the source reads (else its smallest one), as bits."""
-    out: dict[int, int] = {}
-    for c in (*cl.source_order, *cl.least):  # smallest terms first
-        if c in out:
-            continue
-        b = bits[c] if cl.is_input(c) else 0
-        for a in (cl.source[c] if c in cl.source else cl.least[c][1]).args:
-            b |= bits[a] if a in cuts else out[a]
-        out[c] = b
-    return out
+
+    def __init__(self, cl: Classes, cuts: frozenset[int]):
+        self._cl, self._cuts = cl, cuts
+        self.bits = {c: 1 << i for i, c in enumerate(sorted(c for c in cl.nodes if cl.is_input(c) or c in cuts))}
+        self._known: dict[int, int] = {}
+
+    def __getitem__(self, c: int) -> int:
+        cl, known = self._cl, self._known
+        stack = [c]
+        while stack:
+            x = stack[-1]
+            args = (cl.source[x] if x in cl.source else cl.least[x][1]).args
+            missing = [a for a in args if a not in self._cuts and a not in known]
+            if missing:
+                stack += missing
+                continue
+            known[x] = self.bits[x] if cl.is_input(x) else 0
+            for a in args:
+                known[x] |= self.bits[a] if a in self._cuts else known[a]
+            stack.pop()
+        return known[c]
 
 
-def _cone(
-    cl: Classes, roots: tuple[int, ...], cuts: frozenset[int], bits: dict[int, int], below: dict[int, int], allowed: int
-) -> Cone:
+def _cone(cl: Classes, roots: tuple[int, ...], cuts: frozenset[int], below: _Leaves, allowed: int) -> Cone:
     from .legality import usable
 
     nodes: dict[int, list[Node]] = {}
@@ -238,7 +319,9 @@ def _cone(
             nodes[c] = [Node("stored", c)]
             continue
         fine = [
-            n for n in cl.nodes[c] if not any((bits[a] if a in cuts and a not in roots else below[a]) & ~allowed for a in n.args)
+            n
+            for n in cl.nodes[c]
+            if not any((below.bits[a] if a in cuts and a not in roots else below[a]) & ~allowed for a in n.args)
         ]
         nodes[c] = fine
         stack.extend(a for n in fine for a in n.args)

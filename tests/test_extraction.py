@@ -28,7 +28,7 @@ from eqsat_neptune.extraction.legality import legal_nodes, usable
 from eqsat_neptune.extraction.plan import Plan
 from eqsat_neptune.extraction.prices import bits
 from eqsat_neptune.extraction.region import Region, canonical
-from eqsat_neptune.extraction.regions import forced_cuts, long_cuts, regions
+from eqsat_neptune.extraction.regions import Cone, Pieces, forced_cuts, regions
 from eqsat_neptune.extraction.search import Limits, Search
 
 import eqsat_neptune as en
@@ -547,11 +547,53 @@ def test_long_programs_on_small_tensors_are_cut() -> None:
     """No product of theirs is worth a cut; one region of six layers would take half a minute, and a kernel for each operation."""
     _, program = small_layers(6)
     two, six = (extract(*small_layers(n), model_for("cpu")) for n in (2, 6))
-    assert (two.stats["regions"], six.stats["regions"]) == (2, 6)
-    assert six.stats["lowerings"] <= 2 * two.stats["lowerings"] and len(six.plan.kernels) <= 6
+    assert len(two.plan.kernels) == 2 and len(six.plan.kernels) == six.stats["regions"] == 6
+    assert six.stats["lowerings"] <= 2 * two.stats["lowerings"]  # the pieces of a layer, alone and joined, are searched once
     well_formed(six.plan, program)
     rng = np.random.default_rng(3)
     close(six.plan, program, [rng.standard_normal(x.shape).astype(np.float32) / 4 for x in program.inputs])
+
+
+def recurrence(kind: str, steps: int) -> tuple[Graph, Program]:
+    """Steps on small tensors: residual layers, an RNN, or cells whose gates are slices of one product (an LSTM)."""
+
+    def layers(x, *ws):  # type: ignore[no-untyped-def]
+        for w in ws:
+            x = x + xp.tanh(x @ w)
+        return x
+
+    def rnn(xs, h, w, u):  # type: ignore[no-untyped-def]
+        for t in range(steps):
+            h = xp.tanh(xs[t] @ w + h @ u)
+        return h
+
+    def cells(xs, h, c, w, u):  # type: ignore[no-untyped-def]
+        for t in range(steps):
+            g = xs[t] @ w + h @ u
+            i, f, o = (xp.sigmoid(g[:, 32 * n : 32 * n + 32]) for n in range(3))
+            c = f * c + i * xp.tanh(g[:, 96:])
+            h = o * xp.tanh(c)
+        return h
+
+    state = S((4, 32), "float32")
+    match kind:
+        case "layers":
+            return graph_of(layers, state, *[S((32, 32), "float32")] * steps)
+        case "rnn":
+            return graph_of(rnn, S((steps, 4, 16), "float32"), state, S((16, 32), "float32"), S((32, 32), "float32"))
+    weights = S((16, 128), "float32"), S((32, 128), "float32")
+    return graph_of(cells, S((steps, 4, 16), "float32"), state, state, *weights)
+
+
+@pytest.mark.parametrize("target", ["cpu", GPU])
+@pytest.mark.parametrize("kind, most", [("layers", 3), ("rnn", 2), ("cells", 6)])
+def test_a_step_of_a_recurrence_takes_no_more_than_a_kernel(kind: str, most: int, target: str) -> None:
+    graph, program = recurrence(kind, 6)
+    found = extract(graph, program, model_for(target))
+    assert len(found.plan.kernels) <= most
+    well_formed(found.plan, program)
+    rng = np.random.default_rng(6)
+    close(found.plan, program, [rng.standard_normal(x.shape).astype(np.float32) / 4 for x in program.inputs])
 
 
 def deep(kind: str) -> tuple[Graph, Program]:
@@ -579,12 +621,17 @@ def test_several_values_go_through_a_cut(kind: str) -> None:
     close(found.plan, program, [rng.standard_normal(x.shape).astype(np.float32) / 8 for x in program.inputs])
 
 
-@pytest.mark.parametrize("name", ["layers1", "nearest_neighbours", "topk_gating", "attention_backward", "differential_attention"])
-def test_where_long_programs_are_cut(name: str) -> None:
-    """Nowhere, while they are short or all of it needs what came first."""
-    graph, program = saturated(name)
+def pieces_of(graph: Graph, program: Program, target: str = "cpu") -> tuple[Classes, list[tuple[Cone, Pieces]]]:
     cl = Classes(graph, program, legal_nodes(graph, program.compute_dtype, None))
-    assert not long_cuts(cl, frozenset())
+    cuts = forced_cuts(cl, model_for(target))
+    return cl, [(c, Pieces(cl, cuts, frozenset(), c)) for c in regions(cl, cuts)]
+
+
+@pytest.mark.parametrize("name", ["nearest_neighbours", "topk_gating", "attention_backward", "differential_attention"])
+def test_operators_are_of_one_piece(name: str) -> None:
+    """What goes from product to product is larger than what is given."""
+    _, found = pieces_of(*saturated(name))
+    assert all(len(p) == 1 for _, p in found)
 
 
 def below(cl: Classes, c: int) -> set[int]:
@@ -599,16 +646,24 @@ def below(cl: Classes, c: int) -> set[int]:
     return out
 
 
-def test_all_that_follows_a_cut_goes_through_it() -> None:
-    graph, program = small_layers(5)
-    cl = Classes(graph, program, legal_nodes(graph, program.compute_dtype, None))
-    cuts = long_cuts(cl, frozenset())
-    assert len(cuts) == 4
-    for cut in cuts:
-        before = below(cl, cut)
-        made = {c for c in before if c != cut and any(cl.source[x].op == "red" for x in below(cl, c))}
-        after = [c for c in cl.source_order if c not in before]
-        assert len(made) > 20 and len(after) > 20 and not any(a in made for c in after for a in cl.source[c].args)
+@pytest.mark.parametrize("make", [lambda: small_layers(3), lambda: recurrence("cells", 3), lambda: deep("results")])
+def test_pieces_follow_one_another(make: Callable[[], tuple[Graph, Program]]) -> None:
+    """Each stores what later ones need, and reads no product that nobody has stored; all of them together are the region."""
+    cl, found = pieces_of(*make())
+    for cone, split in found:
+        assert len(split) > 3
+        stored: set[int] = set()
+        for i in range(len(split)):
+            for piece in split.between(i, i + 1):
+                assert piece.leaves <= stored
+                stored |= set(piece.roots)
+        assert stored >= set(cone.roots)
+        (whole,) = split.between(0, len(split))
+        assert set(whole.roots) == set(cone.roots) and whole.nodes == cone.nodes and whole.leaves == cone.leaves
+        first, rest = split.between(0, 2), split.between(2, len(split))
+        handed = set().union(*[c.roots for c in first])
+        made = {c for c in set().union(*[below(cl, r) for r in handed]) if cl.flops(c)}
+        assert made and not made & set().union(*[c.nodes.keys() for c in rest]) - handed
 
 
 @pytest.mark.parametrize("limits", [Limits(statements=1, bodies=1, sets=1), Limits(statements=300, bodies=2, sets=5)])

@@ -651,3 +651,30 @@ def test_dynamic_programs_report_errors_early_but_no_false_ones() -> None:
         return x + 1
 
     assert en.trace(at_most_100, en.TensorSpec(("n",))).bind(n=7).axes == {"a0": 7}
+
+
+# ----------------------------------------------------------------------------------------------------- which tensor is renamed
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_was_computed_first_is_read_under_the_other_name(swapped: bool) -> None:
+    def fn(x, a, b, c):  # type: ignore[no-untyped-def]
+        for w in (a, b, c):
+            y = abs(x @ w)
+            x = y + x if swapped else x + y
+        return x
+
+    found = nodes(agrees(fn, (4, 8), (8, 8), (8, 8), (8, 8)), "view")
+    assert len(found) == 2 and all(v.args[0].op == "add" for v in found)  # the states before, not a product of them
+
+
+def test_slices_of_a_recurrence_move_into_its_products() -> None:
+    def fn(h, c, u):  # type: ignore[no-untyped-def]
+        for _ in range(3):
+            g = h @ u
+            c = abs(g[:, :6]) * c + g[:, 6:12]
+            h = g[:, 12:] * c
+        return h
+
+    program = agrees(fn, (4, 6), (4, 6), (6, 18))
+    assert not any(e.const for v in nodes(program, "view") for _, e in v.attr)  # type: ignore[attr-defined]

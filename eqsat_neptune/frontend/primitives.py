@@ -25,8 +25,8 @@ def align(tensors: Sequence[Tensor]) -> tuple[list[Term], list[tuple[str, ...]]]
     shape = broadcast_shape([t.shape for t in tensors])
     target: list[tuple[str, ...]] = [()] * len(shape)
     terms: dict[int, Term] = {}
-    # computed tensors first: where two must stay apart, it is the cheaper one that is read under another name
-    for i in sorted(range(len(tensors)), key=lambda i: not trace.locked(tensors[i].term)):
+    # where two must stay apart, it is the cheaper one that is read under another name, and of computed ones the one that is there first
+    for i in sorted(range(len(tensors)), key=lambda i: (not trace.locked(t := tensors[i].term), -trace.depth(t))):
         t, term = tensors[i], tensors[i].term
         pad = len(shape) - t.ndim
         dims = [(), ] * pad + list(t._dims)

@@ -40,10 +40,11 @@ class Trace:
         self.axes = AxisTable()
         self.ranges: dict[str, tuple[float, float]] = {}                        # of inputs whose values are bounded
         self.wide: set[Term] = set()                                            # sums of what the source has in float32 or float64
-        # free axes of a term, and those of them that lie below a reduction, view or gather; under their provisional names
-        self._info: dict[Term, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        # free axes of a term, and those of them that lie below a reduction, view or gather, under their provisional names; how many of
+        # these lie in each other
+        self._info: dict[Term, tuple[tuple[str, ...], tuple[str, ...], int]] = {}
 
-    def _known(self, term: Term) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _known(self, term: Term) -> tuple[tuple[str, ...], tuple[str, ...], int]:
         stack = [term]
         while stack:
             t = stack[-1]
@@ -52,15 +53,16 @@ class Trace:
                 continue
             if t.op == "input":
                 own = tuple(dict.fromkeys(a for ix in _read_of(t)[1] for a in ix.axes))
-                self._info[t] = own, ()
+                self._info[t] = own, (), 0
             elif t.op == "iota":
-                self._info[t] = (t.attr,), ()                                   # type: ignore[assignment]
+                self._info[t] = (t.attr,), (), 0                                # type: ignore[assignment]
             elif missing := [a for a in t.args if a not in self._info]:
                 stack.extend(missing)
             else:
                 below = [self._info[a] for a in t.args]
-                free, locked = ({a: None for info in below for a in info[i]} for i in (0, 1))
-                self._info[t] = tuple(free), tuple(locked)
+                free = dict.fromkeys(a for own, _, _ in below for a in own)
+                locked = dict.fromkeys(a for _, own, _ in below for a in own)
+                self._info[t] = tuple(free), tuple(locked), max((depth for _, _, depth in below), default=0)
         return self._info[term]
 
     def free(self, term: Term) -> frozenset[str]:
@@ -71,11 +73,15 @@ class Trace:
         """Those that it cannot be read along under another name without a view."""
         return frozenset(self.axes.resolve(self._known(term)[1]))
 
+    def depth(self, term: Term) -> int:
+        """How many reductions, views and gathers lie in each other in a term."""
+        return self._known(term)[2]
+
     def bound(self, term: Term, free: Iterable[str]) -> Term:
         """Register a term whose operator binds axes."""
         if term.op in BINDERS:
             names = tuple(sorted(free, key=self.axes.age))
-            self._info[term] = names, names
+            self._info[term] = names, names, 1 + max(self.depth(a) for a in term.args)
         return term
 
     def summed(self, op: str, term: Term, dtype: str) -> None:
@@ -99,7 +105,33 @@ class Trace:
             mapped = set(self.axes.resolve(first))
             m = {a: e.substitute(m) for a, e in first.items()} | {a: e for a, e in m.items() if a in self.free(source) - mapped}
             term = source
+        for a, e in m.items():                              # that the view could be moved into what it is of
+            for x in self._reduced(term, a):
+                for b in e.axes:
+                    if b != x:
+                        self.axes.apart((b, x))
         return self.bound(view(term, tuple(m.items())), after)
+
+    def _reduced(self, term: Term, a: str) -> set[str]:
+        """The live axes of the reductions in a term that have a as one of their own."""
+        out: set[str] = set()
+        seen = {(term, a)}
+        stack = [(term, a)]
+        while stack:
+            t, a = stack.pop()
+            if t.op in ("red", "fold"):
+                out.update(self.axes.resolve((t.attr[-1],)))                    # type: ignore[index]
+            if t.op == "view":
+                own = {k: self.axes.resolved(e) for k, e in t.attr}             # type: ignore[attr-defined]
+                found = [(t.args[0], b) for k, e in own.items() if a in e.axes for b in self.axes.resolve((k,))]
+                found += [(t.args[0], a)] if a not in self.axes.resolve(own) else []
+            else:
+                found = [(x, a) for x in t.args]
+            for x, b in found:
+                if (x, b) not in seen and b in self.locked(x):
+                    seen.add((x, b))
+                    stack.append((x, b))
+        return out
 
     def _push(self, term: Term, m: Map) -> Term:
         """Substitute at the leaves.  The term is elementwise in the axes of m."""
