@@ -30,10 +30,9 @@ START = 0.1  # … where blocks have no loop and others load beside their start 
 ENOUGH = 1.6
 CHUNK = 2048  # points that are priced at a time: their arrays stay in a core's cache
 HIDING = 16  # warps there must be room for, to keep a multiprocessor at work where blocks load, reduce, then compute
-# Products that follow one another in a block, and reductions among them, each waiting for the one before: 19 ns for each element that a
-# product sums, 0.3 µs for a reduction, where there are more than a few; more than 24 of them take more than twice as long: 10,000
-# instructions, each of which runs once, come from memory.  From chains of small products (benches/results/2026-12-01_h200_chains.txt);
-# kernels that only reduce are faster (rounds of a top-k over 64 columns: 0.1 µs each).
+# Products that follow one another in a block, and reductions among them, each waiting for the one before: so long for each element that a
+# product sums, and for a reduction, where there are more than a few; more than MANY_TURNS of them take so many times as long.  Fitted to
+# chains of small products in kernels of several steps (benches/results/2026-12-01_h200_chains.txt).
 TERM, TURN, FEW_TURNS, MANY_TURNS, FETCHED = 19e-9, 0.3e-6, 4, 24, 2.3
 ALONE = 1.3  # what a multiprocessor pulls from the second-level cache while few do, relative to what it pulls from memory
 
@@ -397,7 +396,8 @@ class Roofline:
             parts: dict[str, Array] = {}
             if detail:
                 names = ("tensor", "ops", "special", "l2", "shared")
-                parts = {n: per_sm * x for n, x in zip(names, time)} | {"dram": memory, "latency": latency, "launch": np.full(1, m.launch)}
+                parts = {n: per_sm * x for n, x in zip(names, time)}
+                parts |= {"dram": memory, "latency": latency + serial, "launch": np.full(1, m.launch)}
                 parts |= {"registers": registers, "shared bytes": used, "resident": resident, "blocks": count, "warps": warps}
                 parts = {n: np.broadcast_to(x, full) for n, x in parts.items()}
             for w, s in itertools.product(range(len(WARPS)), range(len(depths))):

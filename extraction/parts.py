@@ -67,10 +67,12 @@ class Parts:
             self.build.add(Part(region, binding, found), c.roots)
 
     def _way(self, region: Region, binding: Binding, split: Pieces, tick: Tick) -> list[tuple[int, int]] | None:
-        """The pieces of a region that together take less than the region as a whole.  One that follows another joins it where both
-        take less as one."""
-        small = self.model.floor(Work(tensor=split.flops)) < split.products[-1] * self.model.floor(Work())  # launches are what it takes
-        if len(split) == 1 or (len(region.nodes) <= LARGE and (split.products[-1] < MANY or not small)):
+        """The pieces of a region that take less one after the other than the region as a whole (None: they do not).  One that follows
+        another joins it where both take less as one.  Looked for where launches take longer than what is computed, and in what is too
+        large for the search."""
+        whole = len(region.nodes) <= LARGE
+        computing, launches = self.model.floor(Work(tensor=split.flops)), split.products[-1] * self.model.floor(Work())
+        if len(split) == 1 or (whole and (split.products[-1] < MANY or computing >= launches)):
             return None
         way: list[tuple[int, int]] = []
         times: list[float] = []
@@ -79,17 +81,17 @@ class Parts:
             if way:
                 first = way[-1][0]
                 joined = split.between(first, i + 1)
-                small = sum(len(c.nodes) for c in joined) <= LARGE
-                both = self._time(joined, times[-1] + alone, tick) if small else math.inf
-                if both < times[-1] + alone:
-                    way[-1], times[-1] = (first, i + 1), both
+                apart = times[-1] + alone
+                if sum(len(c.nodes) for c in joined) <= LARGE and (together := self._time(joined, apart, tick)) < apart:
+                    way[-1], times[-1] = (first, i + 1), together
                     continue
             way.append((i, i + 1))
             times.append(alone)
-        if len(region.nodes) > LARGE:
+        total = sum(times)
+        if not whole and math.isfinite(total):
             return way
-        whole = self._search(region, binding, sum(times), tick)
-        return way if whole is None or whole.best.seconds >= sum(times) else None
+        found = self._search(region, binding, total, tick)
+        return way if found is None or found.best.seconds >= total else None
 
     def _time(self, cones: list[Cone], budget: float, tick: Tick) -> float:
         """Seconds that these regions take one after the other (infinite where it is not less than the budget)."""

@@ -17,6 +17,7 @@ import pytest
 import eqsat_neptune as en
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benches"))
+import chains
 import float64
 import h200
 import operators
@@ -654,3 +655,15 @@ def test_fit_prices_records_anew(tiles: list[dict[str, Any]], tmp_path: Path, ca
     assert "8 pipelines of warpgroups" in text and "by the model as it is" in text and "PASSING held out" in text
     h200.write(f, dict(rows=[other]))
     assert h200.main(["fit", str(f), "--anew"]) == 0 and "no row is a pipeline" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------ chains of small products
+
+
+@pytest.mark.parametrize("name", chains.PROGRAMS)
+def test_chains_are_programs(name: str) -> None:
+    fn, specs = chains.PROGRAMS[name]
+    program = en.trace(fn, *specs)
+    rng = np.random.default_rng(1)
+    result = en.evaluate(program, *[(rng.standard_normal(x.shape) / 8).astype(x.dtype) for x in program.inputs])
+    assert np.isfinite(result).all() and np.any(result)

@@ -105,29 +105,31 @@ class Trace:
             mapped = set(self.axes.resolve(first))
             m = {a: e.substitute(m) for a, e in first.items()} | {a: e for a, e in m.items() if a in self.free(source) - mapped}
             term = source
-        for a, e in m.items():                              # that the view could be moved into what it is of
-            for x in self._reduced(term, a):
+        for a, e in m.items():                              # else the view could not be moved into the reduction
+            for x in self._reduced(term, a).difference(e.axes):
                 for b in e.axes:
-                    if b != x:
-                        self.axes.apart((b, x))
+                    self.axes.apart((b, x))
         return self.bound(view(term, tuple(m.items())), after)
 
-    def _reduced(self, term: Term, a: str) -> set[str]:
-        """The live axes of the reductions in a term that have a as one of their own."""
+    def _reduced(self, term: Term, axis: str) -> set[str]:
+        """What is reduced to make a term vary along an axis: the live axes of the reductions through which the axis goes.  Not behind
+        tensors that are only renamed: a view that would be moved into those stays there."""
         out: set[str] = set()
-        seen = {(term, a)}
-        stack = [(term, a)]
+        stack = [(term, axis)]
+        seen = set(stack)
         while stack:
             t, a = stack.pop()
             if t.op in ("red", "fold"):
                 out.update(self.axes.resolve((t.attr[-1],)))                    # type: ignore[index]
+            below = [(x, a) for x in t.args]
             if t.op == "view":
                 own = {k: self.axes.resolved(e) for k, e in t.attr}             # type: ignore[attr-defined]
-                found = [(t.args[0], b) for k, e in own.items() if a in e.axes for b in self.axes.resolve((k,))]
-                found += [(t.args[0], a)] if a not in self.axes.resolve(own) else []
-            else:
-                found = [(x, a) for x in t.args]
-            for x, b in found:
+                below = [] if a in self.axes.resolve(own) else below
+                for b, e in own.items():
+                    parts = self.axes.resolve((b,))
+                    renamed = e == axis_index(a) and self.axes.size(parts) == self.axes.extent[a]
+                    below += [(t.args[0], k) for k in parts if a in e.axes and not renamed]
+            for x, b in below:
                 if (x, b) not in seen and b in self.locked(x):
                     seen.add((x, b))
                     stack.append((x, b))
